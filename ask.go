@@ -25,8 +25,11 @@ const suspendTimeout = 5 * time.Minute // how long a suspended call waits for it
 // ask sends a request to the session's client and waits for its answer. send reports
 // whether a message may arrive.
 func (s *Session) ask(
-	ctx context.Context, send func([]byte) bool, method string, params json.RawMessage,
-) (json.RawMessage, error) {
+	ctx context.Context, send func([]byte) bool, method string, params object,
+) (object, error) {
+	if _, err := s.profile.Load().caps.checkAsk(method, params); err != nil {
+		return nil, err
+	}
 	// The id is random, so that a late answer to an earlier daemon matches no request of
 	// this one.
 	id := quote("usher-" + rand.Text())
@@ -46,10 +49,16 @@ func (s *Session) ask(
 		return msg.Result, nil
 	case <-ctx.Done():
 		cancelled := object{{"requestId", id}}
-		send(encodeRequest(nil, "notifications/cancelled", cancelled.encode()))
+		send(encodeRequest(nil, "notifications/cancelled", cancelled))
 		return nil, context.Cause(ctx)
 	}
 }
+
+// statePrefix begins usher's own states. A module of the same era has states of its own.
+const statePrefix = "usher-"
+
+// errStaleState refuses a state that continues no call.
+var errStaleState = rpcErrorf(codeInvalidParams, "requestState is no longer valid: call again without it")
 
 // errNotContinued ends a suspended call whose client did not return in time.
 var errNotContinued = rpcErrorf(codeInternal, "the client did not send the answer")
@@ -71,12 +80,13 @@ type suspendedCall struct {
 	cancel  context.CancelCauseFunc // ends request.ctx
 	wake    chan struct{}           // 1-buffered: the module asked something
 	done    chan struct{}           // closed when result and err are set
-	result  json.RawMessage
+	result  object
 	err     error
 
 	// Guarded by all.mu.
-	current *request // the request in progress; nil while the call is suspended
-	asked   int      // number of questions so far; all.asking counts the call from the first on
+	current *request   // the request in progress; nil while the call is suspended
+	asked   int        // number of questions so far; all.asking counts the call from the first on
+	lacked  clientCaps // what the module asked for and the client lacks
 	// forgetLocked makes the state under which the call was last suspended invalid; nil if it
 	// never was.
 	forgetLocked func()
@@ -85,15 +95,15 @@ type suspendedCall struct {
 
 // inputRequest is a question of a module that has not been answered.
 type inputRequest struct {
-	member                      // of inputRequests
-	answer chan json.RawMessage // 1-buffered
+	member             // of inputRequests
+	answer chan object // 1-buffered
 }
 
 // call answers one request of a client. It starts a call, or continues the call whose
 // requestState the params contain, and returns when the call ends or the module asks
 // something.
-func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
-	if r.params.get("requestState") != nil {
+func (k *suspendedCalls) call(r *request) (object, error) {
+	if strings.HasPrefix(r.params.text("requestState"), statePrefix) {
 		c, err := k.resume(r)
 		if err != nil {
 			return nil, err
@@ -129,6 +139,11 @@ func (c *suspendedCall) run() {
 	c.result, c.err = c.request.forward()
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
+	failed := c.err != nil || isTrue(c.result.get("isError"))
+	if failed && c.lacked != 0 {
+		c.result = nil
+		c.err = missingCapability(c.lacked)
+	}
 	if c.asked > 0 {
 		c.all.asking.release(c.request.caller.Principal, 1)
 	}
@@ -140,7 +155,7 @@ func (c *suspendedCall) run() {
 
 // notify passes a notification to the request in progress, if there is one. Progress is
 // reported under that request's own token, and only if it has one.
-func (c *suspendedCall) notify(method string, params json.RawMessage) {
+func (c *suspendedCall) notify(method string, params object) {
 	c.all.mu.Lock()
 	current := c.current
 	c.all.mu.Unlock()
@@ -148,24 +163,31 @@ func (c *suspendedCall) notify(method string, params json.RawMessage) {
 		return
 	}
 	if method == "notifications/progress" {
-		token := field(current.params.get("_meta"), "progressToken")
+		token := current.params.object("_meta").get("progressToken")
 		if isNull(token) {
 			return
 		}
-		params = withMember(params, "progressToken", token)
+		params = params.set("progressToken", token)
 	}
 	current.caller.Notify(method, params)
 }
 
 // ask asks the client a question of the module, and waits for the answer.
 func (c *suspendedCall) ask(
-	ctx context.Context, method string, params json.RawMessage,
-) (json.RawMessage, error) {
+	ctx context.Context, method string, params object,
+) (object, error) {
 	if !c.request.caller.Principal.mayAsk() {
 		return nil, errNoScope
 	}
-	q := &inputRequest{answer: make(chan json.RawMessage, 1)}
-	q.value = object{{"method", quote(method)}, {"params", params}}.encode()
+	lacked, err := c.request.caller.Client.caps.checkAsk(method, params)
+	if err != nil {
+		c.all.mu.Lock()
+		defer c.all.mu.Unlock()
+		c.lacked |= lacked
+		return nil, err
+	}
+	q := &inputRequest{answer: make(chan object, 1)}
+	q.value = object{{"method", quote(method)}, {"params", params.encode()}}.encode()
 	if err := c.add(q); err != nil {
 		return nil, err
 	}
@@ -199,7 +221,7 @@ func (c *suspendedCall) add(q *inputRequest) error {
 
 // next waits until the call ends or the module asks something. If ctx ends, because the
 // client has gone away, next cancels the call.
-func (c *suspendedCall) next(ctx context.Context) (json.RawMessage, error) {
+func (c *suspendedCall) next(ctx context.Context) (object, error) {
 	for {
 		select {
 		case <-c.done:
@@ -218,7 +240,7 @@ func (c *suspendedCall) next(ctx context.Context) (json.RawMessage, error) {
 
 // suspend returns the result with the module's questions and the state that continues
 // the call. It returns nil if the module withdrew its questions.
-func (c *suspendedCall) suspend() json.RawMessage {
+func (c *suspendedCall) suspend() object {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	if len(c.questions) == 0 {
@@ -228,7 +250,7 @@ func (c *suspendedCall) suspend() json.RawMessage {
 	for _, q := range c.questions {
 		requests = append(requests, q.member)
 	}
-	state := rand.Text()
+	state := statePrefix + rand.Text()
 	c.all.calls[state] = c
 	c.current = nil
 	timer := time.AfterFunc(suspendTimeout, func() { c.expire(state, errNotContinued) })
@@ -242,7 +264,7 @@ func (c *suspendedCall) suspend() json.RawMessage {
 		{"resultType", quote(resultInput)},
 		{"inputRequests", requests.encode()},
 		{"requestState", quote(state)},
-	}.encode()
+	}
 }
 
 // expire ends the call, for a reason, if it is still suspended under state.
@@ -261,18 +283,18 @@ func (c *suspendedCall) expire(state string, why error) {
 func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
 	c := k.take(r)
 	if c == nil {
-		return nil, rpcErrorf(codeInvalidParams, "requestState is no longer valid: call again without it")
+		return nil, errStaleState
 	}
-	responses := members(r.params.get("inputResponses"))
+	responses := r.params.object("inputResponses")
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c.current = r
 	c.questions = slices.DeleteFunc(c.questions, func(q *inputRequest) bool {
-		answer := responses.get(q.key)
-		if isObject(answer) {
+		answer := responses.object(q.key)
+		if answer != nil {
 			q.answer <- answer
 		}
-		return isObject(answer)
+		return answer != nil
 	})
 	if len(c.questions) > 0 {
 		wake(c.wake) // ask again for the missing answers
@@ -303,13 +325,14 @@ func (k *suspendedCalls) take(r *request) *suspendedCall {
 // call's first request.
 func (c *suspendedCall) continuedBy(r *request) bool {
 	first := c.request.caller
-	if first.Principal != r.caller.Principal || first.Caps != r.caller.Caps || c.request.name != r.name {
+	same := first.Principal == r.caller.Principal && first.Client.caps == r.caller.Client.caps
+	if !same || c.request.name != r.name {
 		return false
 	}
 	const arguments = "arguments"
 	own := []string{arguments, "_meta", "inputResponses", "requestState"}
 	return sameMembers(c.request.params.without(own...), r.params.without(own...)) &&
-		sameMembers(members(c.request.params.get(arguments)), members(r.params.get(arguments)))
+		sameMembers(c.request.params.object(arguments), r.params.object(arguments))
 }
 
 // sameMembers reports whether two objects have the same members, in any order. White space

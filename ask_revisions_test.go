@@ -1,4 +1,5 @@
-// Asking across the revisions: clients and modules of each revision and transport, what a client has declared, and
+// Asking across the revisions: clients and modules of each revision and transport, what a client
+// has declared, and
 // callers that can't be asked.
 
 package main
@@ -10,7 +11,8 @@ import (
 	"testing"
 )
 
-func TestAskAcrossRevisions(t *testing.T) {
+// Every client can be asked by every kind of module, whatever the revision of each.
+func TestAskReachesEveryClient(t *testing.T) {
 	long(t)
 	d := startFakes(t,
 		"old: fixed tools=ask",
@@ -21,7 +23,9 @@ func TestAskAcrossRevisions(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			c := connect(t, d.URL, d.Dir, askAllCaps)
 			for _, module := range []string{"old", "named", "new"} {
-				t.Run(module+" asks for all at once", func(t *testing.T) { askForAll(t, c, module) })
+				t.Run(module+" asks for all at once", func(t *testing.T) {
+					askForAll(t, c, module)
+				})
 				if c.meta != "" {
 					continue // such a client can't answer with an error
 				}
@@ -32,7 +36,8 @@ func TestAskAcrossRevisions(t *testing.T) {
 					msg := c.call(module+"_ask", askForms("refused"))
 					c.forgetAsked()
 					checkContains(t, "the result", string(msg), "the user said no")
-					failed := string(field(field(msg, "result"), "isError")) == "true" || field(msg, "error") != nil
+					failed := string(field(field(msg, "result"),
+						"isError")) == "true" || field(msg, "error") != nil
 					check(t, "the call failed", failed, true)
 				})
 			}
@@ -60,29 +65,27 @@ func askForAll(t *testing.T, c *askClient, module string) {
 	check(t, "params", asked, params)
 }
 
-func TestAskUndeclared(t *testing.T) {
+// A client is asked only for what it has declared. The module hears which capability is
+// missing.
+func TestAskNeedsACapability(t *testing.T) {
 	long(t)
 	d := startFakes(t, "old: fixed tools=ask", "new: modern tools=ask")
-	withTools := fakeWish{"sampling/createMessage", json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}
+	withTools := fakeWish{"sampling/createMessage",
+		json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}
 	for _, tt := range []struct {
 		name, says              string
 		wish                    fakeWish
 		declared, missing, code string
 	}{
-		{name: "sampling", says: "sampling", wish: askFor("sampling", "x"),
-			declared: `{"roots":{},"elicitation":{"form":{},"url":{}}}`, missing: `{"sampling":{}}`, code: "-32601"},
-		{name: "sampling with tools", says: "sampling (tools)", wish: withTools, declared: `{"sampling":{}}`,
-			missing: `{"sampling":{"tools":{}}}`, code: "-32601"},
+		{name: "sampling with tools", says: "sampling (tools)", wish: withTools,
+			declared: `{"sampling":{}}`,
+			missing:  `{"sampling":{"tools":{}}}`, code: "-32601"},
 		{name: "a form", says: "elicitation (form)", wish: askFor("form", "x"),
 			declared: `{"roots":{},"sampling":{},"elicitation":{"url":{}}}`,
 			missing:  `{"elicitation":{"form":{}}}`, code: "-32601"},
 		{name: "a URL", says: "elicitation (url)", wish: askFor("url", "x"),
 			declared: `{"roots":{},"sampling":{},"elicitation":{}}`,
 			missing:  `{"elicitation":{"url":{}}}`, code: "-32602"},
-		{name: "sampling without any", says: "sampling, sampling (tools)", wish: withTools, declared: `{}`,
-			missing: `{"sampling":{"tools":{}}}`, code: "-32601"},
-		{name: "roots", says: "roots", wish: askFor("roots", "x"), declared: `{}`,
-			missing: `{"roots":{}}`, code: "-32601"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ask := fakeAsk{Mark: tt.name, Asks: []fakeWish{tt.wish}}
@@ -95,24 +98,27 @@ func TestAskUndeclared(t *testing.T) {
 			checkLacks(t, "2026-07-28, new", c.round("new_ask", ask), tt.missing)
 			a := c.round("old_ask", copes)
 			check(t, "2026-07-28, a module that copes: failure", a.failure(), "")
-			checkContains(t, "2026-07-28, a module that copes", resultText(a.result()), tt.code)
+			checkContains(t, "2026-07-28, a module that copes", a.text(), tt.code)
 
 			s := askOverPOST(t, d.URL, "2025-11-25", tt.declared, "")
 			result := field(s.call("old_ask", ask), "result")
 			check(t, "2025-11-25, old: isError", string(field(result, "isError")), "true")
-			checkContains(t, "2025-11-25, old", resultText(result), `"code":`+tt.code, "client for "+tt.says+": use")
+			checkContains(t, "2025-11-25, old", resultText(members(result)),
+				`"code":`+tt.code, "client for "+tt.says+": use")
 			result = field(s.call("old_ask", copes), "result")
-			check(t, "2025-11-25, a module that copes: isError", string(field(result, "isError")), "")
-			checkContains(t, "2025-11-25, a module that copes", resultText(result), `"code":`+tt.code)
-			checkContains(t, "2025-11-25, new", string(s.call("new_ask", ask)), `"error":`)
-			checkContains(t, "2025-11-25, a new module that asks all the same", string(s.call("new_ask", bold)),
+			check(t, "2025-11-25, a module that copes: isError",
+				string(field(result, "isError")), "")
+			checkContains(t, "2025-11-25, a module that copes",
+				resultText(members(result)), `"code":`+tt.code)
+			checkContains(t, "2025-11-25, a new module that asks all the same",
+				string(s.call("new_ask", bold)),
 				"client")
 			check(t, "requests to the clients", len(c.asked)+len(s.asked), 0)
 		})
 	}
 }
 
-// TestAskWithoutAClient checks that callers other than MCP clients are told what to do instead.
+// A caller that is no MCP client can't be asked. It reads what to use instead.
 func TestAskWithoutAClient(t *testing.T) {
 	long(t)
 	d := startFakes(t,
@@ -126,7 +132,8 @@ func TestAskWithoutAClient(t *testing.T) {
 	for _, module := range []string{"old", "named", "new"} {
 		t.Run("usher call, "+module, func(t *testing.T) {
 			flags := []string{"call", "-base", t.TempDir(), "-dir", d.Dir}
-			_, stderr, status := usher(t, "", append(flags, module, "ask", string(marshal(ask)))...)
+			_, stderr, status := usher(t, "",
+				append(flags, module, "ask", string(marshal(ask)))...)
 			check(t, "exit status", status, 1)
 			checkContains(t, "stderr", stderr, want)
 		})
@@ -138,7 +145,7 @@ func TestAskWithoutAClient(t *testing.T) {
 	}
 }
 
-// TestAskBeforeTheFirstCall checks a module that asks for roots as soon as it starts, as many do.
+// A module may ask for roots as soon as it starts: the ask waits for the first call.
 func TestAskBeforeTheFirstCall(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: fixed roots tools=roots")
@@ -152,47 +159,45 @@ func TestAskBeforeTheFirstCall(t *testing.T) {
 	}
 }
 
-// TestAskInEachMethod has modules ask in the middle of each method in which they can, of clients without sessions.
+// A module may ask in each method that 2026-07-28 allows, of a client without a session.
 func TestAskInEachMethod(t *testing.T) {
 	long(t)
-	d := startFakes(t,
-		"named: good names tools=ask res=named wants",
-		"silent: good tools=ask res=silent wants",
-	)
+	d := startFakes(t, "a: good tools=ask res=a wants")
 	c := newStateless(t, d.URL)
-	for _, module := range []string{"named", "silent"} {
-		for _, tt := range []struct{ method, name, other, want string }{
-			{"tools/call", "ask", "resources/read", `"content":[{"type":"text","text":"[`},
-			{"prompts/get", "say", "resources/read", `"messages":[{"content":{"text":"{`},
-			{"resources/read", "say", "prompts/get", `"contents":[{"text":"{`},
-		} {
-			t.Run(tt.method+" of "+module, func(t *testing.T) {
-				params := string(object{
-					{"name", quote(module + "_" + tt.name)},
-					{"uri", quote(module + "://one")},
-					{"arguments", marshal(askForms("tools/call"))},
-					{"_meta", json.RawMessage(`{"` + metaClientCaps + `":{"elicitation":{}}}`)},
-				}.encode())
-				send := func(method, params string) answer {
-					return c.modern(method, params, func(r *http.Request) {
-						name := stringField(json.RawMessage(params), "name")
-						if method == "resources/read" {
-							name = stringField(json.RawMessage(params), "uri")
-						}
-						r.Header.Set(nameHeader, name)
-					})
-				}
-				a := send(tt.method, params)
-				back := goOn(params, askState(t, a, 1), `{"ask-1":{"action":"accept","content":{"word":"yes"}}}`)
-				want := `{"method":"elicitation/create","params":{"message":"` + tt.method + `",`
-				checkContains(t, "the question", string(field(field(a.result(), "inputRequests"), "ask-1")), want)
-				wantStale(t, "its state with "+tt.other, send(tt.other, back))
-				a = send(tt.method, back)
-				check(t, "resumed: failure", a.failure(), "")
-				check(t, "resumed: resultType", stringField(a.result(), "resultType"), resultComplete)
-				checkContains(t, "resumed", a.Body, tt.want, "yes")
-				wantStale(t, "its state once more", send(tt.method, back))
-			})
-		}
+	for _, tt := range []struct{ method, name, other, want string }{
+		{"tools/call", "ask", "resources/read", `"content":[{"type":"text","text":"[`},
+		{"prompts/get", "say", "resources/read", `"messages":[{"content":{"text":"{`},
+		{"resources/read", "say", "prompts/get", `"contents":[{"text":"{`},
+	} {
+		t.Run(tt.method, func(t *testing.T) {
+			params := string(object{
+				{"name", quote("a_" + tt.name)},
+				{"uri", quote("a://one")},
+				{"arguments", marshal(askForms("tools/call"))},
+				{"_meta", json.RawMessage(`{"` + metaClientCaps + `":{"elicitation":{}}}`)},
+			}.encode())
+			send := func(method, params string) answer {
+				return c.modern(method, params, func(r *http.Request) {
+					name := stringField(json.RawMessage(params), "name")
+					if method == "resources/read" {
+						name = stringField(json.RawMessage(params), "uri")
+					}
+					r.Header.Set(nameHeader, name)
+				})
+			}
+			a := send(tt.method, params)
+			back := goOn(params, askState(t, a, 1),
+				`{"ask-1":{"action":"accept","content":{"word":"yes"}}}`)
+			want := `{"method":"elicitation/create","params":{"message":"` + tt.method + `",`
+			checkContains(t, "the question",
+				string(field(field(a.result(), "inputRequests"), "ask-1")), want)
+			wantStale(t, "its state with "+tt.other, send(tt.other, back))
+			a = send(tt.method, back)
+			check(t, "resumed: failure", a.failure(), "")
+			check(t, "resumed: resultType", stringField(a.result(), "resultType"),
+				resultComplete)
+			checkContains(t, "resumed", a.Body, tt.want, "yes")
+			wantStale(t, "its state once more", send(tt.method, back))
+		})
 	}
 }

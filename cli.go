@@ -1,7 +1,13 @@
 // The command line: the table of commands, a function for each command, and what it
 // prints.
 //
+// A command prints into app.output, which status writes to stdout at the end. So a full disk
+// or a closed pipe is an error of the command, like any other.
+//
 // The exit status is 0 for success, 1 for a failure, 2 for a mistake on the command line.
+//
+// Commands use the rights of the person who runs them, and no promise of SECURITY.md rests on
+// this file: the daemon does not trust what a command has checked.
 
 package main
 
@@ -27,14 +33,16 @@ import (
 )
 
 // command is an entry of the table of commands. The command's manual is help/NAME.txt,
-// which begins with the usage line.
+// which begins with the usage line. The flags in the manual come from the FlagSet, so they
+// can't differ from those that the command accepts.
 type command struct {
 	least, most int  // arguments, not counting flags
 	data        bool // the command uses the data folder
 	setup       func(a *app, fs *flag.FlagSet) runFunc
 }
 
-// runFunc runs a command once its flags are parsed.
+// runFunc runs a command once its flags are parsed. Setup declares the flags and returns the
+// function, so that help can print the flags without running anything.
 type runFunc func(ctx context.Context, args []string) error
 
 const anyNumber = math.MaxInt
@@ -54,13 +62,15 @@ var commands = map[string]command{
 //go:embed help
 var helpTexts embed.FS
 
-// helpText returns the text of a file in the folder help, "" if there is none.
+// helpText returns the text of a file in the folder help, "" if there is none. The texts are
+// files, so that they can be read and changed as people will see them.
 func helpText(name string) string {
 	text, _ := helpTexts.ReadFile("help/" + name)
 	return string(text)
 }
 
-// run runs the command that args name and returns the exit status.
+// run runs the command that args name and returns the exit status. Help that was asked for is
+// output; help instead of a command is an error, so that a script notices an empty variable.
 func (a *app) run(ctx context.Context, args []string) int {
 	if len(args) == 0 {
 		fmt.Fprint(a.stderr, helpText("overview.txt"))
@@ -68,6 +78,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	}
 	name := args[0]
 	args = args[1:]
+	// Help is no entry of the table: the help of a command is the command with the flag -h.
 	switch name {
 	case "help", "-h", "-help", "--help":
 		if len(args) == 0 {
@@ -76,7 +87,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 		}
 		name = args[0]
 		args = []string{"-h"}
-	case "-v", "-version", "--version":
+	case "-v", "-version", "--version": // people try these first
 		name = "version"
 	}
 	c, ok := commands[name]
@@ -88,7 +99,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 }
 
 // status prints the output of a command and its error, if there is one, and returns the exit
-// status.
+// status. It prints the output even after an error: the list of claims is complete even if the
+// expired ones could not be removed. After Ctrl-C, other errors are only consequences.
 func (a *app) status(ctx context.Context, name string, err error) int {
 	_, failed := a.output.WriteTo(a.stdout)
 	if err == nil && failed != nil {
@@ -100,16 +112,18 @@ func (a *app) status(ctx context.Context, name string, err error) int {
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
 	}
-	a.warnf("%s: %s", name, sanitizeLine(err.Error()))
+	a.warnf("%s: %s", name, sanitize(err.Error()))
 	if _, ok := errors.AsType[usageError](err); !ok {
 		return 1
 	}
+	// The usage line is enough beside an error; the whole manual would push the error away.
 	usage, _, _ := strings.Cut(helpText(name+".txt"), "\n")
 	fmt.Fprintf(a.stderr, "%s\nSee usher help %s.\n", usage, name)
 	return 2
 }
 
-// runCommand parses the flags of a command and runs it, or prints its manual.
+// runCommand parses the flags of a command and runs it, or prints its manual. The data folder
+// comes after the flags, one of which names it, and is not touched if they are wrong.
 func (a *app) runCommand(ctx context.Context, name string, c command, args []string) error {
 	fs := flag.NewFlagSet(name, flag.ContinueOnError)
 	if c.data {
@@ -124,6 +138,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 		fs.PrintDefaults()
 		return nil
 	case err != nil:
+		// Package flag does not say what it wants.
 		const want = "want a number, a duration (5m), true or false"
 		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
 	case len(args) < c.least || len(args) > c.most:
@@ -158,7 +173,8 @@ func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 	return rest, nil
 }
 
-// setupVersion returns the command that prints the version.
+// setupVersion returns the command that prints the version, with all that a report of a bug
+// should contain.
 func setupVersion(a *app, _ *flag.FlagSet) runFunc {
 	return func(context.Context, []string) error {
 		a.printf("usher %s (%s %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
@@ -175,10 +191,12 @@ func setupServe(a *app, fs *flag.FlagSet) runFunc {
 	}
 }
 
-// setupStdio returns the command that serves the client on stdin and stdout.
+// setupStdio returns the command that serves the client on stdin and stdout. The gate has no
+// claims: the client started usher, so it has the rights of its user anyway.
 func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 	config := declareRegistryFlags(fs, a.stderr)
 	return func(ctx context.Context, dirs []string) error {
+		// Stdout belongs to JSON-RPC, so the log goes to stderr, which clients show or keep.
 		config.Log = cmp.Or(config.Log, slog.New(slog.NewTextHandler(a.stderr, nil)))
 		surviveClosedPipes()
 		return a.withRegistry(dirs, *config, func(r *Registry) error {
@@ -195,12 +213,13 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 func surviveClosedPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // withModules calls do with a registry of the modules under dirs, once all are
-// introspected. It starts no module that a running daemon would not start. If the
-// introspection takes a while, stderr says so.
+// introspected. It starts no module that a running daemon would not start: to look at the
+// modules must not run a file that waits for its approval. If the introspection takes a
+// while, as builds do, stderr says so.
 func (a *app) withModules(
 	ctx context.Context, dirs []string, c registryConfig, do func(*Registry) error,
 ) error {
-	daemon := readDaemon(a.data)
+	daemon := readDaemon(a.data) // zero if none runs: then the person who runs the command decides
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if daemon.RequireApproval {
 		c.Approved = filepath.Join(a.data, approvedName)
@@ -211,14 +230,17 @@ func (a *app) withModules(
 			a.warnf("waiting for modules…")
 			r.WaitAll(ctx, math.MaxInt64, scopeAll())
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil { // interrupted: the list would look complete
 			return ctx.Err()
 		}
 		return do(r)
 	})
 }
 
-// setupModules returns the command that prints the modules.
+// setupModules returns the command that prints the modules. It prefers the report of a running
+// daemon, because that shows what clients get, and starts nothing. The report is about the
+// view of everything, so with a scope or a code, the command builds that view itself, with the
+// code that serves clients.
 func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	asJSON := fs.Bool("json", false, "print a JSON array")
 	cached := fs.Bool("cached", false, "start no module; show tools of past starts")
@@ -226,6 +248,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	code := fs.String("claim", "", "show what a client with the `CODE` sees")
 	return func(ctx context.Context, dirs []string) error {
 		if *code != "" {
+			// A claim has one folder. To cut it down further would show what no client sees.
 			if *scope != scopeAll() {
 				return usageErrorf("-scope and -claim can't be combined")
 			}
@@ -233,6 +256,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			if err != nil {
 				return err
 			}
+			// The claim's folder alone would not show that the code has expired.
 			p, err := a.claims.Lookup(code)
 			if err != nil {
 				return err
@@ -258,7 +282,8 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	}
 }
 
-// declareScope declares the flag -scope. Without it the scope is everything.
+// declareScope declares the flag -scope. Without it the scope is everything. The folder is
+// resolved as usher claim resolves it, so that the flag shows what such a claim would grant.
 func declareScope(fs *flag.FlagSet, usage string) *Scope {
 	scope := scopeAll()
 	fs.Func("scope", usage, func(text string) error {
@@ -269,7 +294,8 @@ func declareScope(fs *flag.FlagSet, usage string) *Scope {
 	return &scope
 }
 
-// parseCodeArgument parses a code of the command line.
+// parseCodeArgument parses a code of the command line. The error describes the form and does
+// not repeat the text, which may be a code with one character too many.
 func parseCodeArgument(text string) (Code, error) {
 	code, ok := parseCode(text)
 	if !ok {
@@ -279,7 +305,11 @@ func parseCodeArgument(text string) (Code, error) {
 }
 
 // setupCall returns the command that calls one method. It prints what the module prints to
-// stderr.
+// stderr, because people use it to find out why a module fails. It uses no running daemon: it
+// calls the file as it is now, and a daemon would have to be told who is calling.
+//
+// Two words are a module and a method, or a tool and its JSON. JSON begins with a brace or is
+// -, and no method has such a name.
 func setupCall(a *app, fs *flag.FlagSet) runFunc {
 	dir := fs.String("dir", ".", "look for the module below `DIR`")
 	scope := declareScope(fs, "call as a session scoped to `DIR`")
@@ -292,6 +322,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 			words = words[:len(words)-1]
 			raw = []byte(last)
 		}
+		// A shell's command line has a limit, and other users can read it.
 		if string(raw) == "-" {
 			raw, _ = io.ReadAll(a.stdin) // after an error, raw is not a complete object
 		}
@@ -301,8 +332,9 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 		}
 		config := registryConfig{
 			CallTimeout: *timeout,
-			// The label of a module, and the name of a tool, contain the module's name, which is ""
-			// for a file that can't be read.
+			// Other modules are not started, because a build may take minutes. The label of a
+			// module, and the name of a tool, contain the module's name, which is "" for a file
+			// that can't be read.
 			Only: func(name string) bool {
 				return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
 			},
@@ -324,7 +356,8 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 
 // findTool returns the tool that words name: by its name, or by a module's label and a
 // method. The error lists the tools of the modules that the words may mean, and the
-// reasons why modules are not hosted.
+// reasons why modules are not hosted: the usual reason for a missing tool is a module that
+// can't be built.
 func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 	for _, t := range r.View(scope).Tools {
 		if slices.Equal(words, []string{t.Name}) || slices.Equal(words, []string{t.Label, t.Method.Name}) {
@@ -332,6 +365,7 @@ func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) 
 		}
 	}
 	var hints []string
+	// The owner runs this command, so a module outside the scope is named too.
 	for _, m := range a.report(r, scope, scope, daemonRecord{}) {
 		hint := "is outside the scope"
 		switch {
@@ -347,28 +381,31 @@ func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) 
 		cmp.Or(strings.Join(hints, "; "), "set -dir, or see usher modules"))
 }
 
-// nameParts returns a name with an underscore before and after each of its parts.
+// nameParts returns a name with an underscore before and after each of its parts. Labels and
+// names of tools join names by - or _, so one name contains the other if its parts do.
 func nameParts(name string) string { return strings.ReplaceAll("_"+name+"_", "-", "_") }
 
-// callTool calls a tool and prints its result.
+// callTool calls a tool and prints its result. The text is sanitized for a terminal only: a
+// program that reads it gets what the module returned.
 func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error {
-	notify := func(_ string, params json.RawMessage) {
+	notify := func(_ string, params object) {
 		text := cmp.Or(
-			stringField(params, "message"), stringField(params, "data"),
-			string(field(params, "data")), string(field(params, "progress")))
+			params.text("message"), params.text("data"),
+			string(params.get("data")), string(params.get("progress")))
 		a.warnf("%s", sanitize(text))
 	}
 	caller := Caller{Session: "call", Notify: notify}
 	result, err := tool.Call(ctx, caller, "tools/call", object{
 		{"name", quote(tool.Name)},
 		{"arguments", arguments.encode()},
-		{"_meta", json.RawMessage(`{"progressToken":0}`)},
+		{"_meta", json.RawMessage(`{"progressToken":0}`)}, // asks for reports of progress
 	})
 	if err != nil {
 		return errors.New(explain(err))
 	}
+	// A failure of the method is a failure of the command, so that scripts can stop.
 	text := resultText(result)
-	if isTrue(field(result, "isError")) {
+	if isTrue(result.get("isError")) {
 		return errors.New(text)
 	}
 	if isTerminal(a.stdout) {
@@ -379,7 +416,7 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 }
 
 // setupClaim returns the command that creates, lists or revokes claims, by its first
-// argument.
+// argument. These are one command for the parser, so that their flags may come anywhere.
 func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 	scope := fs.String("scope", ".", "the claim grants `DIR` and everything below it")
 	label := fs.String("label", "", "the `TEXT` names the claim in lists")
@@ -399,11 +436,12 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 			}
 			return a.createClaim(ctx, dir, *label, ttl, *asJSON)
 		case args[0] == "list" && len(args) == 1:
+			// The list may be complete even after an error: see ClaimStore.List.
 			list, err := a.claims.List(ctx)
 			if list != nil {
 				a.print("claims", list, *asJSON)
 			}
-			return err // the list may be complete even so: see ClaimStore.List
+			return err
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
@@ -412,29 +450,34 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 }
 
 // createClaim creates a claim for dir and prints it. It warns if the code gives access to
-// more, or to less, than the user probably expects.
+// more, or to less, than the user probably expects: without -require-claim, a client that
+// drops the code sees more than one that presents it.
 func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Duration, asJSON bool) error {
 	c, err := a.claims.Create(ctx, dir, label, ttl)
 	if err != nil {
 		return err
 	}
+	// With the URL of a running daemon, the printed commands work as they are.
 	daemon := readDaemon(a.data)
 	a.print("claim", struct {
 		Claim
 		URL string // "" if no daemon is running
 	}{c, daemon.URL}, asJSON)
+	// Only warnings: the claim is valid, and the daemon or the module may come later.
 	if daemon.URL != "" && !daemon.RequireClaim {
 		a.warnf("claim: clients without a valid code see everything: restart serve with -require-claim")
 	}
-	if len(scanFolders([]string{dir}).modules) == 0 {
+	if len(scanFolders([]string{dir}).sources) == 0 {
 		a.warnf("claim: no modules below %s yet", sanitize(dir))
 	}
 	return nil
 }
 
 // revokeClaims removes the claims with these codes. After an error for one code, it
-// continues with the others.
+// continues with the others: whoever revokes several wants all of them gone. The error counts
+// the codes and does not repeat them, because a mistyped code is nearly a valid one.
 func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
+	// Each code is revoked by a write of its own, so that an error undoes nothing.
 	for i, arg := range args {
 		var c Claim
 		code, err := parseCodeArgument(arg)
@@ -451,9 +494,12 @@ func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
 	return failed
 }
 
-// setupApprove returns the command that approves new and changed modules.
+// setupApprove returns the command that approves new and changed modules. It needs a running
+// daemon, whose record says which folders are served: an approval belongs to such a folder. It
+// prints each module, so that nobody approves more than they have seen.
 func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 	return func(ctx context.Context, paths []string) (err error) {
+		// The paths of modules are resolved, so these must be, too.
 		for i, path := range paths {
 			if paths[i], err = resolvePath(path); err != nil {
 				return usageErrorf("PATH %q: %s", path, errText(err))
@@ -466,6 +512,9 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		if len(paths) == 0 {
 			paths = daemon.Roots
 		}
+		// The served folders are examined, not only the paths, because a module below several of
+		// them needs the record of each.
+		// New and changed ones only: to approve again what has not changed says nothing.
 		news, err := approve(ctx, a.data, daemon.Roots, daemon.Roots, paths)
 		if err != nil {
 			return err
@@ -480,7 +529,8 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 	}
 }
 
-// setupCompletion returns the command that prints a completion script.
+// setupCompletion returns the command that prints a completion script. The scripts ask usher
+// modules -cached for names, so that the Tab key starts no module.
 func setupCompletion(a *app, _ *flag.FlagSet) runFunc {
 	return func(_ context.Context, args []string) error {
 		shell := strings.Replace(args[0], "zsh", "bash", 1) // zsh reads the script for bash
@@ -493,24 +543,20 @@ func setupCompletion(a *app, _ *flag.FlagSet) runFunc {
 	}
 }
 
-// setupNew returns the command that writes a starter module.
+// setupNew returns the command that writes a starter module. It opens the file with O_EXCL: a
+// check beforehand could overwrite a file that appears after it.
 func setupNew(a *app, _ *flag.FlagSet) runFunc {
 	return func(_ context.Context, args []string) error {
 		path := args[0]
 		name, _, ok := moduleFile(filepath.Base(path))
-		ending := strings.Replace(filepath.Ext(path), ".m", ".", 1) // of .mjs and .mts
+		// The starters are embedded, one for each language; .mjs and .mts have that of .js and .ts.
+		ending := strings.Replace(filepath.Ext(path), ".m", ".", 1)
 		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + ending + ".txt")
 		if !ok || err != nil || checkModuleName(name) != nil {
 			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, "+
 				"and .usher.go, .py, .js, .mjs, .ts, .mts or .sh", path)
 		}
-		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-		if err == nil {
-			_, err = f.Write(starter)
-			closeErr := f.Close()
-			err = cmp.Or(err, closeErr)
-		}
-		if err != nil {
+		if err := writeData(path, starter, os.O_EXCL, 0o644); err != nil {
 			return fmt.Errorf("writing a new file: %w", err)
 		}
 		a.printf("Wrote %s. Try it in its folder:\n  usher call %s greet '{\"name\":\"Ada\"}'\n", path, name)

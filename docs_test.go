@@ -27,7 +27,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -35,7 +34,8 @@ import (
 	"testing"
 )
 
-var updateDocs = flag.Bool("update-docs", false, "write what was printed into the documentation")
+var updateDocs = flag.Bool("update-docs", false,
+	"write what was printed into the documentation")
 
 // docsHome is the home folder in the pages; the commands are run in usher below it.
 const docsHome = "/home/ada"
@@ -63,11 +63,10 @@ type page struct {
 	group     group     // of the daemon
 }
 
+// The commands in the documentation print what the pages say.
 func TestDocs(t *testing.T) {
 	long(t)
-	if runtime.GOOS == "windows" {
-		skip(t, "the pages are written for sh")
-	}
+	needUnix(t)
 	for _, path := range docPages() {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
@@ -117,7 +116,8 @@ func newPage(t *testing.T) *page {
 	home, err := filepath.EvalSymlinks(t.TempDir())
 	exe, exeErr := os.Executable()
 	p := &page{home: home, dir: home + "/usher", stands: []string{docsHome, home}}
-	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755), os.Symlink(exe, home+"/bin/usher"))
+	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755),
+		os.Symlink(exe, home+"/bin/usher"))
 	must(t, err)
 	for _, name := range exampleFiles {
 		text := readFile(t, "examples/"+name)
@@ -125,7 +125,8 @@ func newPage(t *testing.T) *page {
 	}
 	write(t, home+"/.curlrc", "silent\nshow-error\n") // as on a terminal, without its meter
 	caches := goCaches()                              // which would else be below the home folder
-	p.env = append(os.Environ(), "HOME="+home, "USHER_BASE=", runAsUsher+"=1", "PATH="+home+"/bin:"+os.Getenv("PATH"),
+	p.env = append(os.Environ(), "HOME="+home, "USHER_BASE=", runAsUsher+"=1", "PATH="+
+		home+"/bin:"+os.Getenv("PATH"),
 		"NO_COLOR=1",
 		"GOCACHE="+caches[0], "GOPATH="+caches[1], "GOMODCACHE="+caches[2])
 	t.Cleanup(func() { p.stopDaemon(t) })
@@ -146,7 +147,8 @@ func (p *page) runSection(t *testing.T, section string) string {
 			return block
 		}
 		said := ""
-		for _, step := range strings.Split("\n"+strings.ReplaceAll(text, "\\\n", "\\\r"), "\n$ ")[1:] {
+		for _, step := range strings.Split("\n"+
+			strings.ReplaceAll(text, "\\\n", "\\\r"), "\n$ ")[1:] {
 			command, want, _ := strings.Cut(strings.TrimSuffix(step, "\n"), "\n")
 			command = strings.ReplaceAll(command, "\\\r", "\\\n") // a command of several lines
 			said += strings.TrimRight("$ "+command+"\n"+p.run(t, command, want), "\n") + "\n"
@@ -174,7 +176,8 @@ func (p *page) run(t *testing.T, command, want string) string {
 	})
 	if code := docCode.FindStringSubmatch(got); code != nil {
 		dashed := code[1] + "-" + code[2]
-		p.stands = append([]string{"R3K-9QZ", dashed, "R3K9QZ", code[1] + code[2], "r3k-9qz", strings.ToLower(dashed)},
+		p.stands = append([]string{"R3K-9QZ", dashed, "R3K9QZ", code[1] + code[2],
+			"r3k-9qz", strings.ToLower(dashed)},
 			p.stands...)
 	}
 	if got = p.inPage(got); !docMatches(want, got) {
@@ -244,7 +247,9 @@ var (
 )
 
 // inRun is a text of the page as it is in this run.
-func (p *page) inRun(text string) string { return strings.NewReplacer(p.stands...).Replace(text) }
+func (p *page) inRun(text string) string {
+	return strings.NewReplacer(p.stands...).Replace(text)
+}
 
 // inPage is what was printed in this run as the page would have it.
 func (p *page) inPage(text string) string {
@@ -266,19 +271,21 @@ func docMatches(want, got string) bool {
 	}
 	form := regexp.QuoteMeta(comparable(want))
 	form = regexp.MustCompile(`(?m)^…\n`).ReplaceAllString(form, `(?:.*\n)*?`)
-	return regexp.MustCompile("^" + strings.ReplaceAll(form, "…", ".*") + "$").MatchString(comparable(got))
+	return regexp.MustCompile("^" + strings.ReplaceAll(form, "…", ".*") +
+		"$").MatchString(comparable(got))
 }
 
 const maxReadme = 7 << 10 // bytes
 
 // docLanguages are those of blocks that are not run.
-var docLanguages = []string{"sh", "text", "go", "py", "js", "ts", "json", "toml", "ini", "xml", "yaml", "nginx",
+var docLanguages = []string{"sh", "text", "go", "py", "js", "ts", "json", "toml", "ini",
+	"xml", "yaml", "nginx",
 	"caddy", "dockerfile", "html"}
 
 var docLink = regexp.MustCompile(`\]\(([^)#]+)(#[^)]*)?\)`)
 
-// TestDocsRead looks at what is not run: that nothing looks like a terminal that
-// the tests pass over, that JSON is JSON, and that links lead to files.
+// What is not run is at least well-formed: no terminal is passed over, JSON is JSON, and
+// links lead to files.
 func TestDocsRead(t *testing.T) {
 	t.Parallel()
 	others, _ := filepath.Glob("[A-QS-Z]*.md")
@@ -295,7 +302,8 @@ func TestDocsRead(t *testing.T) {
 			switch {
 			case language == "console":
 			case !slices.Contains(docLanguages, language):
-				t.Errorf("%s: a block of the language %q: want console or one of %v", path, language, docLanguages)
+				t.Errorf("%s: a block of the language %q: want console or one of %v",
+					path, language, docLanguages)
 			case strings.HasPrefix(text, "$ "):
 				t.Errorf("%s: a terminal in a block that is not run:\n%s", path, text)
 			case language == "json" && !json.Valid([]byte(text)):
@@ -313,7 +321,7 @@ func TestDocsRead(t *testing.T) {
 	}
 }
 
-// TestDocsFlags holds that the reference has every flag of every command.
+// The reference has every flag of every command.
 func TestDocsFlags(t *testing.T) {
 	t.Parallel()
 	raw := readFile(t, "docs/reference.md")
@@ -332,14 +340,17 @@ func TestDocsFlags(t *testing.T) {
 // it: FILE is the file, DIR its folder.
 var docChecks = [][]string{
 	{"usher.service", "systemd-analyze", "verify", "FILE"},
-	{"usher.service", "systemd-analyze", "security", "--offline=true", "--threshold=20", "FILE"}, // of 100
+	{"usher.service", "systemd-analyze", "security", "--offline=true", "--threshold=20",
+		"FILE"}, // of 100
 	{"nginx.conf", "nginx", "-t", "-q", "-p", "DIR", "-c", "FILE"},
 	{"Caddyfile", "caddy", "validate", "--adapter", "caddyfile", "--config", "FILE"},
 	{"Caddyfile.login", "caddy", "validate", "--adapter", "caddyfile", "--config", "FILE"},
 	{"usher.logrotate", "logrotate", "-d", "-s", "DIR/status", "FILE"},
-	{"local.usher.plist", "python3", "-c", "import plistlib, sys; plistlib.load(open(sys.argv[1], 'rb'))", "FILE"},
+	{"local.usher.plist", "python3", "-c",
+		"import plistlib, sys; plistlib.load(open(sys.argv[1], 'rb'))", "FILE"},
 }
 
+// The configurations in docs/operations.md pass the checks of their programs.
 func TestDocsConfigurations(t *testing.T) {
 	slow(t)
 	raw := readFile(t, "docs/operations.md")
@@ -355,12 +366,14 @@ func TestDocsConfigurations(t *testing.T) {
 			need(t, "openssl")
 			exe := testBinary(t)
 			dir := t.TempDir()
-			made := exec.Command("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x",
+			made := exec.Command("openssl", "req", "-x509", "-newkey", "rsa:2048",
+				"-nodes", "-subj", "/CN=x",
 				"-keyout", dir+"/key", "-out", dir+"/pem")
 			if out, err := made.CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			here := strings.NewReplacer("/usr/local/bin/usher", exe, "/etc/ssl/usher.example.com.", dir+"/", "/var/log",
+			here := strings.NewReplacer("/usr/local/bin/usher", exe,
+				"/etc/ssl/usher.example.com.", dir+"/", "/var/log",
 				dir)
 			text := here.Replace(files[file])
 			if file == "nginx.conf" { // what stands around a server
@@ -372,9 +385,11 @@ func TestDocsConfigurations(t *testing.T) {
 			write(t, dir+"/"+file, text)
 			var args []string
 			for _, arg := range check[1:] {
-				args = append(args, strings.NewReplacer("FILE", dir+"/"+file, "DIR", dir).Replace(arg))
+				args = append(args,
+					strings.NewReplacer("FILE", dir+"/"+file, "DIR", dir).Replace(arg))
 			}
-			if out, err := exec.Command(check[0], args...).CombinedOutput(); err != nil || text == "" {
+			if out, err := exec.Command(check[0],
+				args...).CombinedOutput(); err != nil || text == "" {
 				t.Errorf("%v\n%s\n%s", err, out, text)
 			}
 		})

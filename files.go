@@ -310,7 +310,19 @@ func (t *writeToken) sweep() error {
 // can read the file.
 func writeFile(target, temp string, data []byte, ready func() error) error {
 	defer os.Remove(temp) // fails after the rename
-	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err := writeData(temp, data, os.O_TRUNC, 0o600); err != nil {
+		return err
+	}
+	if err := ready(); err != nil {
+		return err
+	}
+	return renameFile(temp, target)
+}
+
+// writeData opens a file with a further flag, writes data, and syncs and closes the file. The
+// caller may rename it then: Windows renames no open file.
+func writeData(path string, data []byte, flag int, mode fs.FileMode) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|flag, mode)
 	if err != nil {
 		return err
 	}
@@ -318,14 +330,8 @@ func writeFile(target, temp string, data []byte, ready func() error) error {
 	if err == nil {
 		err = f.Sync()
 	}
-	closeErr := f.Close() // before the rename: Windows renames no open file
-	if err = cmp.Or(err, closeErr); err != nil {
-		return err
-	}
-	if err := ready(); err != nil {
-		return err
-	}
-	return renameFile(temp, target)
+	closeErr := f.Close()
+	return cmp.Or(err, closeErr)
 }
 
 // replaceFile atomically replaces a file that only one process writes, and creates its
@@ -350,13 +356,7 @@ func writeCacheFile(path string, data []byte, flag int) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|flag, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	closeErr := f.Close()
-	return cmp.Or(err, closeErr)
+	return writeData(path, data, flag, 0o600)
 }
 
 // renameFile calls os.Rename, on Windows until no other process has the file open.
@@ -404,18 +404,11 @@ func readRegular(path string) ([]byte, error) {
 }
 
 // pauseFor waits for d and returns true, or returns false as soon as ctx ends.
-func pauseFor(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
+func pauseFor(ctx context.Context, d time.Duration) bool { return waitFor(ctx, time.After(d)) == nil }
 
 // waitFor waits until done is closed or yields a value, or until ctx ends; then it returns
 // ctx's cause.
-func waitFor(ctx context.Context, done <-chan struct{}) error {
+func waitFor[T any](ctx context.Context, done <-chan T) error {
 	select {
 	case <-done:
 		return nil

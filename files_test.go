@@ -34,7 +34,8 @@ func setTokens(t *testing.T, token *writeToken, names ...string) {
 	}
 }
 
-func TestTakingTheToken(t *testing.T) {
+// The token is taken if it is free, or its holder is dead, or held it for too long.
+func TestTokenIsTakenFromTheDead(t *testing.T) {
 	alone(t) // as the ages of tokens count
 	token := newWriteToken("")
 	held := func(age time.Duration, host string, pid int) string {
@@ -48,21 +49,20 @@ func TestTakingTheToken(t *testing.T) {
 		want   string // in the error; "" where it can be had
 	}{
 		{"free", []string{"free"}, ""},
-		{"free beside what is no token", []string{"free", ".DS_Store"}, ""},
 		{"none", nil, ""},
-		{"none, and what is no token", []string{".DS_Store"}, "remove the folder if it is empty"},
+		{"none, and what is no token", []string{".DS_Store"},
+			"remove the folder if it is empty"},
 		{"alive here", []string{held(0, here, me)}, fmt.Sprintf("%s.%d", here, me)},
 		{"dead here", []string{held(0, here, dead)}, ""},
 		{"a zombie here", []string{held(0, here, zombiePID(t))}, ""},
-		{"of another pid namespace", []string{held(0, strings.TrimRight(here, "0123456789"), dead)}, "held"},
+		{"of another pid namespace",
+			[]string{held(0, strings.TrimRight(here, "0123456789"), dead)}, "held"},
 		{"elsewhere", []string{held(0, "elsewhere", dead)}, "elsewhere." + strconv.Itoa(dead)},
 		{"elsewhere, old", []string{held(31*time.Second, "elsewhere", 7)}, ""},
 		{"alive here, old", []string{held(31*time.Second, here, me)}, ""},
-		{"elsewhere, a little ahead", []string{held(-20*time.Second, "elsewhere", 7)}, "elsewhere"},
 		{"elsewhere, from the future", []string{held(-40*time.Second, "elsewhere", 7)}, ""},
 		{"of no known form", []string{"held.by.me"}, ""},
 		{"two, both to be had", []string{"free", held(0, here, dead)}, "free held"},
-		{"two, one in use", []string{"free", held(0, "elsewhere", 7)}, "elsewhere"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -72,12 +72,14 @@ func TestTakingTheToken(t *testing.T) {
 			_, err := s.Create(t.Context(), "/w", "", time.Hour)
 			if tt.want == "" {
 				must(t, err)
-				got := slices.DeleteFunc(folderNames(t, s.token.dir), func(n string) bool { return n == ".DS_Store" })
+				got := slices.DeleteFunc(folderNames(t, s.token.dir),
+					func(n string) bool { return n == ".DS_Store" })
 				check(t, "token folder", got, []string{"free"})
 				return
 			}
 			checkContains(t, "error", fmt.Sprint(err), tt.want)
-			check(t, "files in the token folder", len(folderNames(t, s.token.dir)), len(tt.tokens))
+			check(t, "files in the token folder", len(folderNames(t, s.token.dir)),
+				len(tt.tokens))
 		})
 	}
 }
@@ -104,7 +106,8 @@ func zombiePID(t *testing.T) int {
 	return cmd.Process.Pid
 }
 
-func TestWaitingEndsWithTheContext(t *testing.T) {
+// A writer stops waiting for the token when its context ends.
+func TestWriterWaitsNoLongerThanItsContext(t *testing.T) {
 	s := testStore(t, newDataDir(t))
 	setTokens(t, s.token, fmt.Sprintf("held.%d.elsewhere.7.1", time.Now().UnixMilli()))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -114,7 +117,7 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 }
 
 // A folder that can't be synced after the rename fails the write, which is not repeated.
-func TestUnsyncedFolder(t *testing.T) {
+func TestFailedSyncFailsTheWrite(t *testing.T) {
 	dir := newDataDir(t)
 	s := testStore(t, dir)
 	writes := 0
@@ -129,7 +132,7 @@ func TestUnsyncedFolder(t *testing.T) {
 	check(t, "writes", writes, 1)
 }
 
-// A deletion at any step up to the last look, and one after the rename, stands.
+// A deletion of the file at any step up to the last look, and one after the rename, stands.
 func TestDeletionIsNotUndone(t *testing.T) {
 	for _, step := range []string{"taken", "swept", "written", "checked", "ended"} {
 		t.Run(step, func(t *testing.T) {
@@ -157,7 +160,8 @@ func TestDeletionIsNotUndone(t *testing.T) {
 			}
 		}
 		made := mustCreate(t, s)
-		check(t, "codes in the file", fileCodes(t, dir), map[Code]bool{made.Code: true, "AAAAAA": true})
+		check(t, "codes in the file", fileCodes(t, dir),
+			map[Code]bool{made.Code: true, "AAAAAA": true})
 	})
 }
 
@@ -214,7 +218,10 @@ func startClaimsChild(t *testing.T, dir string, count int, stale time.Duration, 
 	stdin, err1 := cmd.StdinPipe()
 	stdout, err2 := cmd.StdoutPipe()
 	must(t, errors.Join(err1, err2, cmd.Start()))
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
 	return &claimsChild{cmd, stdin, bufio.NewScanner(stdout)}
 }
 
@@ -240,32 +247,8 @@ func (c *claimsChild) codes() []Code {
 	return codes
 }
 
-func TestProcessesAtOnce(t *testing.T) {
-	long(t)
-	processes, each := slowTests(6, 32), slowTests(10, 20)
-	dir := newDataDir(t)
-	printed := make([][]Code, processes)
-	var all sync.WaitGroup
-	for n := range printed {
-		child := startClaimsChild(t, dir, each, 30*time.Second, "")
-		all.Go(func() {
-			printed[n] = child.codes()
-			child.cmd.Wait()
-		})
-	}
-	all.Wait()
-	s := testStore(t, dir)
-	for _, codes := range printed {
-		for _, code := range codes {
-			wantActive(t, s, code, true)
-		}
-	}
-	check(t, "records", len(fileCodes(t, dir)), processes*each)
-	check(t, "printed codes", len(slices.Concat(printed...)), processes*each)
-	wantTidy(t, dir)
-}
-
-func TestKilledAtRandom(t *testing.T) {
+// Writers at once lose no record, even if one is killed at any instant.
+func TestKillsLoseNoRecord(t *testing.T) {
 	long(t)
 	const crowd = 3 // writers at a time, one of whom is killed
 	dir := newDataDir(t)
@@ -308,7 +291,9 @@ func TestKilledAtRandom(t *testing.T) {
 	t.Logf("%d kills, %d codes printed", rounds, total)
 }
 
-func TestKilledAtEachStep(t *testing.T) {
+// A writer that is killed at any step leaves the old file or the new one, and blocks no
+// other writer.
+func TestKilledWriterBlocksNobody(t *testing.T) {
 	long(t)
 	for _, step := range []string{"taken", "swept", "written", "checked", "renaming", "ended"} {
 		t.Run(step, func(t *testing.T) {
@@ -334,7 +319,8 @@ func TestKilledAtEachStep(t *testing.T) {
 	}
 }
 
-func TestKilledWhilePreparing(t *testing.T) {
+// The half-made token folder of a killed writer is removed.
+func TestHalfAFolderIsRemoved(t *testing.T) {
 	dir := newDataDir(t)
 	s := testStore(t, dir)
 	must(t, os.MkdirAll(s.token.dir+".tmp."+s.token.newName(), 0o700))
@@ -342,13 +328,11 @@ func TestKilledWhilePreparing(t *testing.T) {
 	wantTidy(t, dir)
 }
 
-// A writer that is stopped for longer than a token lasts, between any two steps,
-// loses nobody's record when it goes on, its own included.
-func TestStoppedWriter(t *testing.T) {
+// A writer that is stopped for longer than a token lasts, between any two steps, loses
+// nobody's record when it goes on, its own included.
+func TestStoppedWriterLosesNothing(t *testing.T) {
 	long(t)
-	if runtime.GOOS == "windows" {
-		skip(t, "no way to stop a process")
-	}
+	needUnix(t)
 	stop, cont := syscall.Signal(19), syscall.Signal(18) // SIGSTOP, SIGCONT
 	if runtime.GOOS == "darwin" {
 		stop, cont = 17, 19
@@ -387,9 +371,8 @@ func TestStoppedWriter(t *testing.T) {
 	}
 }
 
-// A writer whose token was taken over writes nothing and starts over, but not for
-// ever.
-func TestTokenLost(t *testing.T) {
+// A writer whose token was taken over writes nothing and starts over, but not for ever.
+func TestLostTokenStartsOver(t *testing.T) {
 	long(t)
 	dir := newDataDir(t)
 	s, thief := testStore(t, dir), testStore(t, dir)
@@ -413,8 +396,8 @@ func TestTokenLost(t *testing.T) {
 	check(t, "claims of others", len(fileCodes(t, dir)), 2+tokenTries)
 }
 
-// TestNoTemporaryFilesAreLeft checks that a killed process leaves no file that stays: a file with one writer has one
-// temporary file, which the next writer replaces; files of the cache have none.
+// A killed process leaves no file that stays: a file with one writer has one temporary
+// file, which the next writer replaces; files of the cache have none.
 func TestNoTemporaryFilesAreLeft(t *testing.T) {
 	dir := t.TempDir()
 	path := dir + "/folder/daemon.json"
@@ -429,15 +412,8 @@ func TestNoTemporaryFilesAreLeft(t *testing.T) {
 		write(t, shim, string(text))
 		_, err := placeShim("shim.py", dir+"/cache")
 		must(t, err)
-		check(t, "the shim after a "+what+" is complete", string(readFile(t, shim)) == string(whole), true)
+		check(t, "the shim after a "+what+" is complete",
+			string(readFile(t, shim)) == string(whole), true)
 	}
 	check(t, "files of the cache", len(folderNames(t, dir+"/cache")), 1)
-}
-
-// slowTests returns full if USHER_SLOW is set, else quick.
-func slowTests(quick, full int) int {
-	if os.Getenv("USHER_SLOW") != "" {
-		return full
-	}
-	return quick
 }

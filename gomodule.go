@@ -3,8 +3,8 @@
 //
 // Only names and comments come from the syntax. The compiler knows the types: the generated
 // main (runtimes/gomain.go.txt) makes the JSON Schemas by reflection when it is asked for
-// its tools. The go command knows whether a build is fresh, so it runs before each start of
-// a module's process.
+// its tools. The go command knows which files a build depends on; while these are the same,
+// usher starts the program without it.
 
 package main
 
@@ -183,72 +183,51 @@ const (
 	keepBuilds   = 24 * time.Hour  // how long an unused binary is kept
 )
 
-// goImports are the packages that a Go module's file imports, directly or not, from its own
-// Go module.
-type goImports struct {
-	Folders []string
-	Version string // of their files, before the build
-}
-
-// changed reports whether a file of the packages has changed since the build.
-func (g *goImports) changed() bool { return g != nil && g.Version != goVersion(g.Folders) }
-
-// goVersion returns a text that changes when a Go file in one of the folders does.
-func goVersion(folders []string) string {
-	var version strings.Builder
-	for _, folder := range folders {
-		files, _ := os.ReadDir(folder)
-		for _, file := range files {
-			if info, err := file.Info(); err == nil && filepath.Ext(file.Name()) == ".go" {
-				fmt.Fprintln(&version, file.Name(), fileVersion(info))
-			}
-		}
-	}
-	return version.String()
-}
-
-// buildGoModule builds the module at path, an absolute path without links, and returns how to
-// start the binary in folder. The binary's name is a hash of its content,
-// so that the binary never changes. A build is quick if nothing has changed, as the go
-// command caches; nothing is written beside the module. The error is a *fault if the
-// module is at fault or the build takes too long, or ctx's cause if ctx ended the build.
-// l.Imports is set even then, unless the error came before the go command. Safe for
+// buildGoModule builds the module at path, an absolute path without links, unless last is the
+// outcome of an earlier build and its parts have not changed. The binary is in folder; its name is
+// a hash of its content, so that it never changes. Nothing is written beside the module. The error is a *fault
+// if the module is at fault or the build takes too long, or ctx's cause if ctx ended the build.
+// loaded is set even then, unless the error came before the go command. Safe for
 // concurrent use, also by several processes.
-func buildGoModule(ctx context.Context, g *groups, folder, path string) (l launch, err error) {
-	l.Dir = filepath.Dir(path)
+func buildGoModule(
+	ctx context.Context, g *groups, folder, path string, last *parts,
+) (loaded *parts, err error) {
+	if last.renewBinary() {
+		return last, nil
+	}
 	base := filepath.Base(path)
 	slow := cantBuildf(base, "go build took over %v", buildTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, buildTimeout, slow)
 	defer cancel()
 	src, _, err := readSource(path, kindGo)
 	if err != nil {
-		return l, err
+		return nil, err
 	}
 	source, err := parseGoModule(base, src)
 	if err != nil {
-		return l, err
+		return nil, err
 	}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return l, err
+		return nil, err
 	}
 	temp, err := os.MkdirTemp(folder, "build-")
 	if err != nil {
-		return l, err
+		return nil, err
 	}
 	defer os.RemoveAll(temp)
 	target := filepath.Join(temp, "module")
 	if runtime.GOOS == "windows" {
 		target += ".exe"
 	}
-	l.Imports, err = source.build(ctx, g, l.Dir, target)
+	loaded, err = source.build(ctx, g, filepath.Dir(path), target)
 	if err == nil {
-		l.Path, err = keepBuild(folder, target)
+		loaded.Binary, err = keepBuild(folder, target)
 	}
-	return l, err
+	return loaded, err
 }
 
 // keepBuild moves a binary to its final name. It also removes everything in folder that is
-// older than keepBuilds: each start of a module renews its binary.
+// older than keepBuilds: each start of a module renews its binary (see parts.renewBinary).
 func keepBuild(folder, built string) (string, error) {
 	data, err := os.ReadFile(built)
 	if err != nil {
@@ -274,8 +253,8 @@ func keepBuild(folder, built string) (string, error) {
 
 // build runs the go command in dir, the folder of the module's file, to build target from
 // that file and its generated main. An overlay puts the main into dir. build lists the
-// imports first, so that an edit during the build counts as a change.
-func (s *goSource) build(ctx context.Context, g *groups, dir, target string) (*goImports, error) {
+// parts first, so that an edit during the build counts as a change.
+func (s *goSource) build(ctx context.Context, g *groups, dir, target string) (*parts, error) {
 	temp := filepath.Dir(target)
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	overlayFile := filepath.Join(temp, "overlay.json")
@@ -297,27 +276,44 @@ func (s *goSource) build(ctx context.Context, g *groups, dir, target string) (*g
 	// other packages.
 	files := []string{"-overlay", overlayFile, goMainName, module}
 	// Errors of go list are ignored here, because go build reports them again.
-	list, _ := runGo(ctx, g, dir, append([]string{"list", "-e", "-deps", "-f", ownPackage}, files...))
-	folders := strings.FieldsFunc(list, func(c rune) bool { return c == '\n' })
-	imports := &goImports{folders, goVersion(folders)}
+	list, _ := runGo(ctx, g, dir, append([]string{"list", "-e", "-deps", "-f", goParts}, files...))
+	paths := append(goConfigs(dir), filepath.Join(dir, s.base))
+	loaded := newParts(append(paths, strings.FieldsFunc(list, func(c rune) bool { return c == '\n' })...))
 	output, err := runGo(ctx, g, dir, append([]string{"build", "-buildvcs=false", "-o", target}, files...))
 	switch {
 	case err == nil:
-		return imports, nil
+		return loaded, nil
 	case ctx.Err() != nil:
-		return imports, context.Cause(ctx)
+		return loaded, context.Cause(ctx)
 	}
 	// All messages of the go command are about the module or its imports.
 	if lines := goErrorLines(output); len(lines) > 0 {
-		return imports, cantBuildf(s.base, "%s", strings.Join(lines, "\n"))
+		return loaded, cantBuildf(s.base, "%s", strings.Join(lines, "\n"))
 	}
-	return imports, cantBuildf(s.base, "%s: a Go module needs the go command "+
+	return loaded, cantBuildf(s.base, "%s: a Go module needs the go command "+
 		"(install Go from https://go.dev/dl): %v", s.base, err)
 }
 
-// ownPackage is a template for go list: the folder of a package that is in the main Go module
-// and can be imported.
-const ownPackage = `{{with .Module}}{{if and .Main (ne $.Name "main")}}{{$.Dir}}{{end}}{{end}}`
+// goParts is a template for go list: of a package in the main Go module, the folder, if the
+// package can be imported, and the embedded files. The package of the module itself belongs to no
+// Go module, as it is listed by its files.
+const goParts = `{{if and (not .Standard) (or (not .Module) .Module.Main)}}
+{{- if ne .Name "main"}}{{.Dir}}{{end}}
+{{range .EmbedFiles}}{{$.Dir}}/{{.}}
+{{end}}{{end}}`
+
+// goConfigs returns the paths of all files that may configure the Go module of a folder.
+func goConfigs(dir string) (paths []string) {
+	for parent := filepath.Dir(dir); ; parent = filepath.Dir(dir) {
+		for _, name := range []string{"go.mod", "go.sum", "go.work"} {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+		if parent == dir {
+			return paths
+		}
+		dir = parent
+	}
+}
 
 // runGo runs the go command in dir until ctx ends. It returns everything that the command
 // prints.

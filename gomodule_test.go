@@ -7,66 +7,18 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"go/parser"
 	"go/token"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 )
 
-const (
-	goHead = "//go:build usher\n\npackage main\n\n"
-	goMod  = "module example.com/tree\n\ngo 1.22\n"
-)
-
-// goTestTree writes files into a new folder whose path has a space in it.
-func goTestTree(t *testing.T, files map[string]string) string {
-	t.Helper()
-	dir := tempDir(t)
-	dir = filepath.Join(dir, "work space")
-	for name, text := range files {
-		write(t, filepath.Join(dir, name), text)
-	}
-	return dir
-}
-
-// buildGoFile builds the module in a file.
-func buildGoFile(ctx context.Context, folder, path string) (string, error) {
-	g := newGroups(slog.New(slog.DiscardHandler))
-	defer g.Close()
-	l, err := buildGoModule(ctx, g, folder, path)
-	if len(g.left) > 0 {
-		return "", fmt.Errorf("groups are left: %v", g.left)
-	}
-	return l.Path, err
-}
-
 // details returns what a fault says only to the owner.
 func details(f *fault) string { return strings.TrimPrefix(explain(f), f.Msg+": ") }
-
-// goTestBuild builds a module with the environment of this process.
-func goTestBuild(t *testing.T, path, cache string) (binary string) {
-	t.Helper()
-	binary, err := buildGoFile(context.Background(), cache, path)
-	if wrong, ok := errors.AsType[*fault](err); ok {
-		t.Fatal(explain(wrong))
-	}
-	must(t, err)
-	return binary
-}
-
-func startBinary(t *testing.T, binary string) *modulePeer {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	t.Cleanup(cancel)
-	return startPeer(t, exec.CommandContext(ctx, binary))
-}
 
 // goTestOffer is what a module says of itself.
 type goTestOffer struct {
@@ -80,7 +32,8 @@ type goTestOffer struct {
 func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 	t.Helper()
 	dir := goTestTree(t, map[string]string{name: text})
-	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name))
+	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"),
+		filepath.Join(dir, name))
 	if wrong, ok := errors.AsType[*fault](err); ok {
 		o.Error = strings.Split(details(wrong), "\n")
 		return o
@@ -91,13 +44,15 @@ func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 	info := p.request("initialize", "{}")
 	o.Doc = stringField(info, "instructions")
 	experimental := field(field(info, "capabilities"), "experimental")
-	must(t, json.Unmarshal(field(field(experimental, "usher/problems"), "problems"), &o.Problems))
+	must(t, json.Unmarshal(field(field(experimental, "usher/problems"), "problems"),
+		&o.Problems))
 	for _, tool := range p.tools() {
 		shown := object{{"name", field(tool, "name")}}
 		if stringField(tool, "description") != "" {
 			shown = append(shown, member{"description", field(tool, "description")})
 		}
-		o.Tools = append(o.Tools, append(shown, member{"inputSchema", field(tool, "inputSchema")}).encode())
+		o.Tools = append(o.Tools,
+			append(shown, member{"inputSchema", field(tool, "inputSchema")}).encode())
 	}
 	return o
 }
@@ -115,20 +70,25 @@ func goTestCallsModule(t *testing.T) (binary string) {
 		"sub/static/a.txt":   "embedded",
 		"sub/other.usher.go": goHead + "func Greet() {}\n",
 		"internal/greet/greet.go": "package greet\n\nimport (\"fmt\"; \"log\"; \"os\")\n\n" +
-			"var logger = log.New(os.Stdout, \"kept \", 0)\n\nfunc init() { fmt.Println(\"greet init\") }\n\n" +
+			"var logger = log.New(os.Stdout, \"kept \", 0)\n\nfunc init() { fmt.Println(\"greet " +
+			"init\") }\n\n" +
 			"func Hello(s string) string { logger.Print(\"hello\"); return \"hello \" + s }\n",
 		"sub/_calls_windows.usher.go": string(source),
 	})
-	return goTestBuild(t, filepath.Join(dir, "sub", "_calls_windows.usher.go"), filepath.Join(dir, "cache"))
+	return goTestBuild(t, filepath.Join(dir, "sub", "_calls_windows.usher.go"),
+		filepath.Join(dir, "cache"))
 }
 
+// The generated main speaks MCP, whatever names, imports and prints its module has.
 func TestGoModuleSpeaksMCP(t *testing.T) {
 	long(t)
 	p := startBinary(t, goTestCallsModule(t))
 	check(t, "the first line, which an imported package prints", p.next(), "greet init")
 	p.exchange([]lineExchange{
-		{`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}`,
-			`{"jsonrpc":"2.0","id":0,"result":{"capabilities":{"experimental":{"usher/problems":{"problems":null}},` +
+		{`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18",` +
+			`"capabilities":{}}}`,
+			`{"jsonrpc":"2.0","id":0,"result":{"capabilities":{"experimental":{"usher/problems":{` +
+				`"problems":null}},` +
 				`"tools":{}},"instructions":"","protocolVersion":"2025-11-25",` +
 				`"serverInfo":{"name":"_calls_windows","version":"1"}}}`},
 		{`{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" +
@@ -142,7 +102,8 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 			`{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":2}}}`},
 		{`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"none"}}`,
 			`"error":{"code":-32602,"message":"unknown tool \"none\""}`},
-		{`{"jsonrpc":` + "\n" + `{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"fine"}}`,
+		{`{"jsonrpc":` + "\n" +
+			`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"fine"}}`,
 			`{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":null}}}`},
 	})
 	t.Run("parameters", func(t *testing.T) { goTestParameters(t, p) })
@@ -156,20 +117,24 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 	if rest := p.end(); rest != "" {
 		checkContains(t, "after the end", rest, `"context canceled"`)
 	}
-	checkContains(t, "the log", p.stderr.String(), "set at init", "init without", "kept hello", "to stdout", "again",
+	checkContains(t, "the log", p.stderr.String(), "set at init", "init without",
+		"kept hello", "to stdout", "again",
 		"panic in panic: at the disco\v    at main.Panic (")
 }
 
 func goTestParameters(t *testing.T, p *modulePeer) {
 	for _, row := range []struct{ arguments, want string }{
-		{`{"name":"a"}`, `"structuredContent":{"name":"a","when":null,"address":null,"_webhook":null}`},
+		{`{"name":"a"}`,
+			`"structuredContent":{"name":"a","when":null,"address":null,"_webhook":null}`},
 		{`{"name":"a","big":12345678901234567890.10}`,
 			`"structuredContent":{"name":"a","big":12345678901234567890.10,`},
 		{`{"name":"a","long":9007199254740993}`, `"long":9007199254740993`},
-		{`{"name":"a","_webhook":{"method":"POST"}}`, `"_webhook":{"method":"POST"}`},
-		{`{"name":"a","when":"2026-01-02T03:04:05Z","data":"aGk="}`, `"when":"2026-01-02T03:04:05Z"`},
-		{`{"name":"a","address":{"city":"b","next":[{"city":"c"}]}}`, `"address":{"city":"b","next":[{"city":"c"}]}`},
-		{`{"name":"a","count":300}`, `{"code":-32602,"message":"parameter \"count\": want int8, got number 300"}`},
+		{`{"name":"a","when":"2026-01-02T03:04:05Z","data":"aGk="}`,
+			`"when":"2026-01-02T03:04:05Z"`},
+		{`{"name":"a","address":{"city":"b","next":[{"city":"c"}]}}`,
+			`"address":{"city":"b","next":[{"city":"c"}]}`},
+		{`{"name":"a","count":300}`,
+			`{"code":-32602,"message":"parameter \"count\": want int8, got number 300"}`},
 	} {
 		for _, tool := range []string{"echo", "echoValue"} {
 			checkContains(t, tool+row.arguments, p.call(tool, row.arguments), row.want)
@@ -186,8 +151,6 @@ func goTestResults(t *testing.T, p *modulePeer) {
 	for tool, want := range map[string]string{
 		"greet":      shownText("hello embedded"),
 		"nothing":    `{"content":[]}`,
-		"nil":        shownText("[]"),
-		"null":       `{"content":[]}`,
 		"fine":       `{"content":[]}`,
 		"bytes":      shownText("aGk="),
 		"fail":       failed("no <way>"),
@@ -195,15 +158,14 @@ func goTestResults(t *testing.T, p *modulePeer) {
 		"panic":      failed("panic: at the disco"),
 		"goexit":     failed("the method ended its goroutine without returning"),
 		"naN":        failed(unwritable + "value: NaN"),
-		"chan":       failed(unwritable + "type: chan int"),
 		"print":      shownText("printed"),
-		"read":       shownText("read "),
 		"large":      shownText(strings.Repeat("x", 1<<20)),
 	} {
 		check(t, tool, p.call(tool, "{}"), want)
 	}
 	checkContains(t, "cycle", p.call("cycle", "{}"), unwritable+"value: encountered a cycle")
-	check(t, "a long argument", p.callText("length", `{"name":"`+strings.Repeat("y", 5<<20)+`"}`), "5242880")
+	check(t, "a long argument",
+		p.callText("length", `{"name":"`+strings.Repeat("y", 5<<20)+`"}`), "5242880")
 }
 
 func goTestProgress(t *testing.T, p *modulePeer) {
@@ -233,15 +195,16 @@ func goTestConcurrency(t *testing.T, p *modulePeer) {
 	p.call("fine", "{}")
 }
 
-// TestGoModuleAsks asks clients in the ways that only Go modules do; see
-// TestModuleAsks.
+// Numbers in asks of Go modules keep their digits. An ask after its call has ended is
+// refused.
 func TestGoModuleAsks(t *testing.T) {
 	long(t)
 	p := startFile(t, "testdata/gomodule/run/asks.usher.go")
 	// Numbers keep their digits, there and back.
 	const digits, id = "12345678901234567890.50", "18446744073709551616"
 	p.sendCall(id, "ask", `{"item":{"ask":"m","params":{"n":`+digits+`}}}`)
-	p.reply(p.nextAsk(id, "m", `{"n":`+digits+`,"_meta":{"usher/call":`+id+`}}`), `{"n":`+digits+`}`)
+	p.reply(p.nextAsk(id, "m", `{"n":`+digits+`,"_meta":{"usher/call":`+id+`}}`),
+		`{"n":`+digits+`}`)
 	p.wantAnswer(id, `{"n":`+digits+`}`)
 	checkContains(t, "unwritable params", p.call("unwritable", "{}"),
 		"ask: params can't be written as JSON: json: unsupported type: chan int")
@@ -250,53 +213,18 @@ func TestGoModuleAsks(t *testing.T) {
 	p.end()
 }
 
-// TestGoModuleBuilds checks the files that builds leave: one for each content, until it is not used for long.
-func TestGoModuleBuilds(t *testing.T) {
-	long(t)
-	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
-	module, cache := filepath.Join(dir, "a.usher.go"), filepath.Join(dir, "cache")
-	first := goTestBuild(t, module, cache)
-	built, err := os.Stat(first)
-	must(t, err)
-	check(t, "permissions for others", built.Mode().Perm()&0o077, 0)
-	write(t, module, goHead+"func A() {}\n")
-	second := goTestBuild(t, module, cache)
-	// Builds of one content, side by side, have one name.
-	builds := make(chan string, 2)
-	for range cap(builds) {
-		go func() {
-			binary, err := buildGoFile(context.Background(), cache, module)
-			builds <- fmt.Sprint(binary, err)
-		}()
-	}
-	for range cap(builds) {
-		check(t, "a build beside another", <-builds, second+"<nil>")
-	}
-	// Builds that were not used for long are removed, of modules that are gone too.
-	left := filepath.Join(cache, "module-x")
-	write(t, left, "")
-	old := time.Now().Add(-2 * keepBuilds)
-	for _, path := range []string{left, first} {
-		must(t, os.Chtimes(path, old, old))
-	}
-	goTestBuild(t, module, cache)
-	for path, want := range map[string]bool{first: false, second: true, left: false} {
-		_, err := os.Stat(path)
-		check(t, "there is "+path, err == nil, want)
-	}
-	check(t, "the tree", folderNames(t, dir), []string{"a.usher.go", "cache"})
-}
-
-// TestGoImportsEdited edits a package that a hosted module imports indirectly: a scan notices
-// it, and so does a new start, which has the module's methods in its cache.
-func TestGoImportsEdited(t *testing.T) {
+// A scan and a new start notice an edit of a package that a module imports indirectly.
+func TestGoModuleFollowsItsImports(t *testing.T) {
 	long(t)
 	dir := goTestTree(t, map[string]string{
 		"go.mod":     goMod,
 		"mid/mid.go": "package mid\n\nimport \"example.com/tree/pkg\"\n\ntype Params = pkg.Params\n",
-		"a.usher.go": goHead + "import \"example.com/tree/mid\"\n\nfunc A(p mid.Params) any { return p }\n",
+		"a.usher.go": goHead +
+			"import \"example.com/tree/mid\"\n\nfunc A(p mid.Params) any { return p }\n",
 	})
-	edit := func(fields string) { write(t, dir+"/pkg/pkg.go", "package pkg\n\ntype Params struct {"+fields+"}\n") }
+	edit := func(fields string) {
+		write(t, dir+"/pkg/pkg.go", "package pkg\n\ntype Params struct {"+fields+"}\n")
+	}
 	edit("X int")
 	base := t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir)
@@ -304,7 +232,7 @@ func TestGoImportsEdited(t *testing.T) {
 	c.awaitTools("a_a")
 	calls := func(arguments, want string) {
 		t.Helper()
-		await(t, want, func() bool { return resultText(c.call("a_a", arguments).result()) == want })
+		await(t, want, func() bool { return c.call("a_a", arguments).text() == want })
 	}
 	calls(`{"X":1}`, `{"X":1}`)
 	edit("Y int")
@@ -316,7 +244,8 @@ func TestGoImportsEdited(t *testing.T) {
 	edit("Y int")
 	source := readFile(t, dir+"/a.usher.go")
 	write(t, dir+"/a.usher.go", string(source)+"func B( {")
-	checkContains(t, "the reason", c.call("a_a", `{"Y":1}`).failure(), ": a.usher.go:", "expected")
+	checkContains(t, "the reason", c.call("a_a", `{"Y":1}`).failure(), ": a.usher.go:",
+		"expected")
 	write(t, dir+"/a.usher.go", string(source))
 	edit("Z int")
 	calls(`{"Z":1}`, `{"Z":1}`)
@@ -326,21 +255,26 @@ func TestGoImportsEdited(t *testing.T) {
 	checkContains(t, "a call after the end", out+stderr, `parameter "X" is required`)
 }
 
+// The error of a build is the compiler's, by the file's own lines, with a remedy if there
+// is one.
 func TestGoModuleBuildErrors(t *testing.T) {
 	long(t)
 	for name, row := range map[string]struct{ mod, src, want string }{
-		"types": {goMod, "import \"os\"\n\nfunc A() int { return \"x\" }\n\nfunc B() { f(1, 2) }\nfunc f() {}\n",
+		"types": {goMod,
+			"import \"os\"\n\nfunc A() int { return \"x\" }\n\nfunc B() { f(1, 2) }\nfunc f() {}\n",
 			"a.usher.go:5:8: \"os\" imported and not used\n" +
-				"a.usher.go:7:23: cannot use \"x\" (untyped string constant) as int value in return statement\n" +
+				"a.usher.go:7:23: cannot use \"x\" (untyped string constant) as int value in " +
+				"return statement\n" +
 				"a.usher.go:9:14: too many arguments in call to f have (number, number) want ()"},
 		"import": {goMod, "import \"example.com/tree/none\"\n",
 			"a.usher.go:5:8: no required module provides package example.com/tree/none; " +
 				"to add it: go get example.com/tree/none"},
-		"package":   {goMod, "import _ \"example.com/tree/bad\"\n", "bad/bad.go:3:9: undefined: x"},
-		"toolchain": {"module example.com/tree\n\ngo 1.999\n", "", "go: go.mod requires go >= 1.999 (running "},
-		"go.mod":    {"nonsense\n", "", "go.mod:1: unknown directive: nonsense"},
-		"helper":    {goMod, "func F() { help() }\n", "undefined: help (a module sees no other file of its folder)"},
-		"main":      {goMod, "func main() {}\n", "a.usher.go:5: usher generates func main: remove it"},
+		"toolchain": {"module example.com/tree\n\ngo 1.999\n", "",
+			"go: go.mod requires go >= 1.999 (running "},
+		"helper": {goMod, "func F() { help() }\n",
+			"undefined: help (a module sees no other file of its folder)"},
+		"main": {goMod, "func main() {}\n",
+			"a.usher.go:5: usher generates func main: remove it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -365,8 +299,8 @@ func TestGoModuleBuildErrors(t *testing.T) {
 	}
 }
 
-// TestBuildWithoutEnd builds a module whose go.mod never ends, until its context ends.
-func TestBuildWithoutEnd(t *testing.T) {
+// A build ends with its context, even if a file that it reads never ends.
+func TestGoModuleBuildEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	dir := goTestTree(t, map[string]string{"x.usher.go": goHead})
 	if err := exec.Command("mkfifo", dir+"/go.mod").Run(); err != nil {
@@ -378,19 +312,19 @@ func TestBuildWithoutEnd(t *testing.T) {
 	check(t, "it ends for the context's cause", errors.Is(err, errRetired), true)
 }
 
+// Without the go command, the error says where to get it.
 func TestGoModuleWithoutGo(t *testing.T) {
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
 	t.Setenv("PATH", t.TempDir())
-	_, err := buildGoFile(t.Context(), filepath.Join(dir, "cache"), filepath.Join(dir, "a.usher.go"))
+	_, err := buildGoFile(t.Context(), filepath.Join(dir, "cache"),
+		filepath.Join(dir, "a.usher.go"))
 	checkContains(t, "no Go", explain(err), "install Go from")
 }
 
-// TestGoCommandGetsNoSecrets checks that the go command, which runs what a
-// workspace says (cgo, a toolchain of its own), gets no secret of webhooks.
+// The go command, which runs what a workspace says (cgo, a toolchain of its own), gets no
+// secret of webhooks.
 func TestGoCommandGetsNoSecrets(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		skip(t, "no shell")
-	}
+	needUnix(t)
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
 	seen, program := filepath.Join(t.TempDir(), "seen"), filepath.Join(dir, "bin", "go")
 	write(t, program, "#!/bin/sh\nenv >'"+seen+"'\nexit 1\n")
@@ -405,25 +339,28 @@ func TestGoCommandGetsNoSecrets(t *testing.T) {
 	checkOmits(t, "environment", string(env), "hidden")
 }
 
-// TestGoModuleWorkspace has a module import what its Go module and workspace
-// have. It is built for this machine whatever the environment says.
-func TestGoModuleWorkspace(t *testing.T) {
+// A module imports what its Go module and workspace have. It is built for this machine,
+// whatever the environment says.
+func TestGoModuleUsesItsWorkspace(t *testing.T) {
 	long(t)
 	dir := goTestTree(t, map[string]string{
-		"go.work":        "go 1.22\n\nuse (\n\t./app\n\t./lib\n)\n",
-		"app/go.mod":     "module example.com/app\n\ngo 1.22\n",
-		"lib/go.mod":     "module example.com/lib\n\ngo 1.22\n",
-		"lib/lib.go":     "package lib\n\nimport _ \"embed\"\n\n//go:embed data\nvar Data string\n",
-		"lib/data":       "x y",
-		"app/a.usher.go": goHead + "import \"example.com/lib\"\n\nfunc A() string { return lib.Data }\n",
+		"go.work":    "go 1.22\n\nuse (\n\t./app\n\t./lib\n)\n",
+		"app/go.mod": "module example.com/app\n\ngo 1.22\n",
+		"lib/go.mod": "module example.com/lib\n\ngo 1.22\n",
+		"lib/lib.go": "package lib\n\nimport _ \"embed\"\n\n//go:embed data\nvar Data string\n",
+		"lib/data":   "x y",
+		"app/a.usher.go": goHead +
+			"import \"example.com/lib\"\n\nfunc A() string { return lib.Data }\n",
 	})
-	cmd := exec.Command(testBinary(t), "call", "-base", t.TempDir(), "-dir", dir, "a", "a", "{}")
+	cmd := exec.Command(testBinary(t), "call", "-base", t.TempDir(), "-dir", dir, "a",
+		"a", "{}")
 	cmd.Env = append(os.Environ(), runAsUsher+"=1", "GOOS=plan9", "GOARCH=arm")
 	out, err := cmd.Output()
 	must(t, err)
 	check(t, "the output", string(out), "x y\n")
 }
 
+// Methods, schemas and problems of Go modules are those in testdata/gomodule.
 func TestGoModuleGolden(t *testing.T) {
 	long(t)
 	files, _ := filepath.Glob("testdata/gomodule/*.go.txt")
@@ -441,15 +378,19 @@ func TestGoModuleGolden(t *testing.T) {
 	}
 }
 
-func TestGoMethodName(t *testing.T) {
+// A method's name is the function's, with its first word in lower case.
+func TestGoModuleMethodNames(t *testing.T) {
 	for fn, want := range map[string]string{
-		"HandleContact": "handleContact", "URLFor": "urlFor", "URL": "url", "A": "a", "AB": "ab",
-		"HTTP2Get": "http2Get", "GetURL": "getURL", "ABTest": "abTest", "X1": "x1", "Über": "über", "Do_It": "do_It",
+		"HandleContact": "handleContact", "URLFor": "urlFor", "URL": "url", "A": "a",
+		"AB":       "ab",
+		"HTTP2Get": "http2Get", "GetURL": "getURL", "ABTest": "abTest", "X1": "x1",
+		"Über": "über", "Do_It": "do_It",
 	} {
 		check(t, fn, goMethodName(fn), want)
 	}
 }
 
+// A Go module without the line //go:build usher is reported.
 func TestGoModuleConstraint(t *testing.T) {
 	for head, problems := range map[string]int{
 		"//go:build usher\n\n":                 0,
@@ -465,8 +406,7 @@ func TestGoModuleConstraint(t *testing.T) {
 	}
 }
 
-// TestGoModuleFields checks that the parameters of a struct are the fields that
-// encoding/json finds in it.
+// The parameters of a struct are the fields that encoding/json finds in it.
 func TestGoModuleFields(t *testing.T) {
 	long(t)
 	p := startFile(t, "testdata/gomodule/run/fields.usher.go")
@@ -486,8 +426,7 @@ func TestGoModuleFields(t *testing.T) {
 	}
 }
 
-// FuzzParseGoModule checks that the generated main is Go, whatever is read from a
-// module.
+// The generated main is Go, whatever is read from a module.
 func FuzzParseGoModule(f *testing.F) {
 	files, _ := filepath.Glob("testdata/gomodule/*.go.txt")
 	for _, file := range files {

@@ -1,6 +1,6 @@
 // Guessing: how usher slows down clients that try one claim code after another. With
 // -require-claim, a day of guessing finds one given valid code with a chance of one in a
-// thousand (TestGuessing). Nothing here decides what a code grants.
+// thousand (TestGuessesTakeTurns). Nothing here decides what a code grants.
 
 package main
 

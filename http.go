@@ -18,7 +18,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -95,32 +94,29 @@ var errInternal = &fault{
 	logged: true,
 }
 
-// handle adapts a handler that returns an error to an http.HandlerFunc, which logs the
-// error and writes it in the endpoint's format. An error without a status is shown as an
-// internal error.
+// handle calls serve, which answers a request or returns an error. It logs the error and
+// writes it in the endpoint's format. An error without a status is shown as an internal error.
 func handle(
-	log *slog.Logger, write func(http.ResponseWriter, *fault),
-	serve func(http.ResponseWriter, *http.Request) error,
-) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		err := func() (err error) {
-			defer catch(log, &err)
-			return serve(w, r)
-		}()
-		if err == nil {
-			return
-		}
-		log := log.With("path", clipText(r.URL.Path, maxLogged), "request", w.Header().Get(requestIDHeader))
-		e, known := errors.AsType[*fault](err)
-		if !known {
-			log.Error("internal error", "err", err)
-			e = errInternal
-		} else if !e.logged {
-			log.Info("refused", "status", e.Status, "why", clipText(explain(e), maxLogged))
-		}
-		maps.Copy(w.Header(), e.Header)
-		write(w, e)
+	w http.ResponseWriter, r *http.Request, log *slog.Logger,
+	write func(http.ResponseWriter, *fault), serve func() error,
+) {
+	err := func() (err error) {
+		defer catch(log, &err)
+		return serve()
+	}()
+	if err == nil {
+		return
 	}
+	log = log.With("path", clipText(r.URL.Path, maxLogged), "request", w.Header().Get(requestIDHeader))
+	e, known := errors.AsType[*fault](err)
+	if !known {
+		log.Error("internal error", "err", err)
+		e = errInternal
+	} else if !e.logged {
+		log.Info("refused", "status", e.Status, "why", clipText(explain(e), maxLogged))
+	}
+	maps.Copy(w.Header(), e.Header)
+	write(w, e)
 }
 
 // catch recovers a panic, logs it and stores an internal error in *err, unless err is nil. Use
@@ -136,9 +132,6 @@ func catch(log *slog.Logger, err *error) {
 
 // requestIDHeader carries a request's id, which the log contains too.
 const requestIDHeader = "X-Request-Id"
-
-// newRequestID returns a random id, which need not be secret.
-func newRequestID() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
 // audience is the set of clients that are served without a secret or a claim code.
 type audience int
@@ -174,16 +167,6 @@ type originPolicy struct {
 
 // mcpFlags are the flags that admit MCP requests from other machines.
 const mcpFlags = "-require-claim (clients need a code) or -open (no code)"
-
-// admitMCP refuses a proxied MCP request, unless usher was started to be reachable from
-// other machines.
-func (p *originPolicy) admitMCP(r *http.Request) error {
-	if p.mcp.includes(r) {
-		return nil
-	}
-	return httpErrorf(http.StatusBadRequest,
-		"this request came through a proxy: start usher serve with %s", mcpFlags)
-}
 
 // admit refuses requests that a web page may have made (MCP, basic/transports, "Security
 // Warning"). The error names the flag that allows the request.

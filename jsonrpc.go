@@ -61,27 +61,31 @@ func asRPCError(err error) *rpcError {
 type Message struct {
 	ID     json.RawMessage // a JSON string or integer, as sent; nil for none
 	Method string
-	Params json.RawMessage // an object, or nil
-	Result json.RawMessage
+	Params object // nil for none
+	Result object // nil for none
 	Err    *rpcError
 }
 
 func (m *Message) isRequest() bool      { return m.Method != "" && m.ID != nil }
 func (m *Message) isNotification() bool { return m.Method != "" && m.ID == nil }
 
-// parseMessage parses one message. Errors are *rpcError: codeParse for invalid JSON,
-// codeInvalidRequest for an invalid message. Even then the returned message is not nil,
+// parseMessage parses one message, whose values are then on one line, and splits its params
+// or result. A null result counts as an empty one. Errors are *rpcError: codeParse for invalid
+// JSON, codeInvalidRequest for an invalid message. Even then the returned message is not nil,
 // and contains the id, if it is usable.
 func parseMessage(raw []byte) (*Message, error) {
 	if err := checkJSON(raw, "the message"); err != nil {
 		return &Message{}, err
 	}
-	o := members(raw)
+	o := members(oneLine(raw))
 	if o == nil {
 		return &Message{}, rpcErrorf(codeInvalidRequest,
 			"a message must be a JSON object: batches are not supported")
 	}
-	m := &Message{Method: o.text("method"), Params: o.get("params"), Result: o.get("result")}
+	m := &Message{Method: o.text("method"), Params: o.object("params"), Result: o.object("result")}
+	if string(o.get("result")) == "null" {
+		m.Result = object{}
+	}
 	if e := o.get("error"); !isNull(e) {
 		m.Err = parseRPCError(e)
 	}
@@ -95,10 +99,12 @@ func parseMessage(raw []byte) (*Message, error) {
 		problem = "id must be a string or an integer"
 	case o.text("jsonrpc") != "2.0":
 		problem = `jsonrpc must be "2.0"`
+	case o.get("params") != nil && m.Params == nil:
+		problem = "params must be an object"
+	case o.get("result") != nil && m.Result == nil:
+		problem = "result must be an object"
 	case m.Method == "" && m.Result == nil && m.Err == nil:
 		problem = "a message needs a method, a result or an error"
-	case m.Params != nil && m.Params[0] != '{':
-		problem = "params must be an object"
 	default:
 		return m, nil
 	}
@@ -133,33 +139,41 @@ func parseRPCError(raw json.RawMessage) *rpcError {
 	return e
 }
 
-// encode returns the message on one line. It omits an absent id from an error: unlike
-// JSON-RPC, MCP's schema has no null ids.
+// encode returns the message on one line, if its values are. It omits an absent id from an
+// error: unlike JSON-RPC, MCP's schema has no null ids.
 func (m *Message) encode() []byte {
-	var method, fault json.RawMessage
+	b := make([]byte, 0, 64+len(m.ID)+len(m.Method)+m.Params.size()+m.Result.size())
+	b = append(b, `{"jsonrpc":"2.0"`...)
+	if m.ID != nil {
+		b = append(b, `,"id":`...)
+		b = append(b, m.ID...)
+	}
 	if m.Method != "" {
-		method = quote(m.Method)
+		b = append(b, `,"method":`...)
+		b = appendQuoted(b, m.Method)
+	}
+	if m.Params != nil {
+		b = append(b, `,"params":`...)
+		b = m.Params.appendTo(b)
+	}
+	if m.Result != nil {
+		b = append(b, `,"result":`...)
+		b = m.Result.appendTo(b)
 	}
 	if m.Err != nil {
-		fault = marshal(m.Err)
+		b = append(b, `,"error":`...)
+		b = append(b, marshal(m.Err)...)
 	}
-	return oneLine(object{
-		{"jsonrpc", quote("2.0")},
-		{"id", m.ID},
-		{"method", method},
-		{"params", m.Params},
-		{"result", m.Result},
-		{"error", fault},
-	}.encode())
+	return append(b, '}')
 }
 
 // encodeRequest encodes a request, or a notification if id is nil.
-func encodeRequest(id json.RawMessage, method string, params json.RawMessage) []byte {
+func encodeRequest(id json.RawMessage, method string, params object) []byte {
 	return (&Message{ID: id, Method: method, Params: params}).encode()
 }
 
 // encodeResult encodes a successful response.
-func encodeResult(id, result json.RawMessage) []byte {
+func encodeResult(id json.RawMessage, result object) []byte {
 	return (&Message{ID: id, Result: result}).encode()
 }
 
@@ -171,7 +185,7 @@ func encodeError(id json.RawMessage, err error) []byte {
 // oneLine returns raw on one line, because a pretty-printed body would break framing. JSON
 // strings contain no line breaks, so only white space is removed.
 func oneLine(raw json.RawMessage) json.RawMessage {
-	if !bytes.ContainsAny(raw, "\r\n") {
+	if bytes.IndexByte(raw, '\n') < 0 && bytes.IndexByte(raw, '\r') < 0 {
 		return raw
 	}
 	return compact(raw)
@@ -271,12 +285,20 @@ func cutMember(text json.RawMessage) (key, value, rest json.RawMessage) {
 }
 
 // encode returns the object's text, without members whose value is nil.
-func (o object) encode() json.RawMessage {
+func (o object) encode() json.RawMessage { return o.appendTo(make([]byte, 0, o.size())) }
+
+// size returns about how many bytes the object's text has.
+func (o object) size() int {
 	size := 2
 	for _, f := range o {
 		size += len(f.key) + len(f.value) + len(`"":,`)
 	}
-	b := append(make([]byte, 0, size), '{')
+	return size
+}
+
+// appendTo appends the object's text, without members whose value is nil.
+func (o object) appendTo(b []byte) []byte {
+	b = append(b, '{')
 	for _, f := range o {
 		if f.value == nil {
 			continue
@@ -305,6 +327,9 @@ func (o object) text(key string) string {
 	s, _ := unquote(o.get(key))
 	return s
 }
+
+// object returns the members of the object under key, or nil if there is none.
+func (o object) object(key string) object { return members(o.get(key)) }
 
 // set returns the object with key set to value, at the end.
 func (o object) set(key string, value json.RawMessage) object {

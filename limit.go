@@ -63,6 +63,7 @@ const (
 
 	// modules.go, view.go: the registry and its tool names.
 	maxIntrospections = 8                        // modules being introspected at once, builds excluded
+	maxUncalled       = 16                       // modules whose processes wait for a first call
 	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name without a warning
 	maxViews          = 1000                     // views in memory, each for one scope
 

@@ -25,7 +25,7 @@
 //	          outbox.go       everything sent to a client: plain JSON or an event stream
 //	          proc_unix.go, proc_windows.go   processes and their groups
 //	          files.go        atomic writes and the write token
-//	          protocol.go     the revisions of MCP and the conversions between them
+//	          era.go          the two eras of MCP and the conversions between them
 //	core      claims.go       claim codes, the file that stores them, principals
 //	          session.go      sealed session ids, the table of sessions
 //	          guess.go        slowing down clients that guess codes
@@ -39,6 +39,7 @@
 //	          pool.go         the processes of a module
 //	          names.go        the names of modules and tools in a view
 //	          view.go         the modules inside one scope
+//	          approve.go      what may run, and the start of a process after a check of that
 //	          modules.go      the registry: watching, introspecting and caching modules
 //	MCP       mcp.go          requests, the table of methods, their answers
 //	          stream.go       list changes, subscriptions
@@ -60,8 +61,8 @@
 // A goroutine that holds one of these locks takes only locks that come later. All other locks
 // are held without taking a further one.
 //
-//	daemon.handlers, duplex.mu, Session.subscribing
-//	Registry.updating, Registry.mu, pool.mu, Worker.mu
+//	daemon.handlers, duplex.mu
+//	Registry.scanning, Registry.mu, pool.mu, Worker.mu
 //	sessionTable.mu, Session.mu, outbox.mu
 //	suspendedCalls.mu
 //	memory.mu, counter.mu

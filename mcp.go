@@ -30,6 +30,7 @@ type serverConfig struct {
 type Server struct {
 	serverConfig
 	started   time.Time
+	mux       *http.ServeMux      // the MCP endpoint
 	suspended suspendedCalls      // calls that wait for their clients to return
 	requests  counter[*Principal] // being answered
 	streams   counter[*Principal] // open notification streams
@@ -37,7 +38,7 @@ type Server struct {
 
 // newServer returns a server without sessions.
 func newServer(c serverConfig) *Server {
-	return &Server{
+	s := &Server{
 		serverConfig: c,
 		started:      time.Now(),
 		suspended: suspendedCalls{
@@ -47,11 +48,13 @@ func newServer(c serverConfig) *Server {
 		requests: counter[*Principal]{perKey: maxInFlight},
 		streams:  counter[*Principal]{perKey: maxStreamsOf},
 	}
+	s.mux = s.routes()
+	return s
 }
 
 // mcpMethod is what usher knows about a method.
 type mcpMethod struct {
-	run  func(*request) (json.RawMessage, error)
+	run  func(*request) (object, error)
 	eras eras
 	// list is the list of a View that the result shows, or that contains the item that
 	// the request names. named is the parameter with the item's name, or "" for none.
@@ -89,7 +92,6 @@ var mcpMethods = map[string]mcpMethod{
 // goroutine.
 type request struct {
 	server  *Server
-	session *Session
 	calls   *inflight[context.CancelCauseFunc] // the client's requests in flight, which it can cancel
 	out     *outbox                            // to the client
 	streams context.Context                    // ends when the client's streams must end
@@ -101,10 +103,9 @@ type request struct {
 	from    admission
 	held    *reservation // of the message and the answer
 	caller  Caller
-	item    *Item           // last found; nil for none
-	list    []byte          // part of the result, as in a frame; nil for none
-	ctx     context.Context // ends with the request; set by begin
-	end     func()          // undoes begin
+	ctx     context.Context         // ends with the request; set by begin
+	cancel  context.CancelCauseFunc // ends ctx
+	arrived time.Time
 }
 
 // newRequest returns the request that msg makes in from.session. held accounts for the
@@ -115,7 +116,6 @@ func (s *Server) newRequest(
 	r := &request{
 		server:  s,
 		from:    from,
-		session: from.session,
 		calls:   &from.session.calls,
 		out:     out,
 		streams: s.stopping,
@@ -124,6 +124,7 @@ func (s *Server) newRequest(
 		method:  mcpMethods[msg.Method],
 		params:  params,
 		held:    held,
+		arrived: time.Now(),
 	}
 	r.caller = s.callerOf(from, r.send)
 	return r
@@ -133,66 +134,71 @@ func (s *Server) newRequest(
 // After a success, the caller must call answer, and end when the answer has been written.
 func (r *request) begin(ctx context.Context) error {
 	what := "requests in flight"
-	counted := &r.server.requests
 	if r.name == listenMethod {
 		what = "streams"
-		counted = &r.server.streams
 	}
-	if !counted.reserve(r.caller.Principal, 1) {
-		return rpcErrorf(codeRefused, "too many %s (limit %d): wait for some to end", what, counted.perKey)
+	counter := r.counter()
+	if !counter.reserve(r.caller.Principal, 1) {
+		return rpcErrorf(codeRefused, "too many %s (limit %d): wait for some to end", what, counter.perKey)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	id := string(r.id)
-	if err := r.calls.add(id, cancel); err != nil {
-		cancel(nil)
-		counted.release(r.caller.Principal, 1)
-		return err
+	r.ctx, r.cancel = context.WithCancelCause(ctx)
+	err := r.calls.add(string(r.id), r.cancel)
+	if err != nil {
+		r.cancel(nil)
+		counter.release(r.caller.Principal, 1)
 	}
-	r.ctx = ctx
-	r.end = func() {
-		if context.Cause(ctx) != errCancelled { // else id may be another request's already
-			r.calls.remove(id)
-		}
-		counted.release(r.caller.Principal, 1)
-		cancel(nil)
+	return err
+}
+
+// end undoes begin.
+func (r *request) end() {
+	if context.Cause(r.ctx) != errCancelled { // else the id may be another request's already
+		r.calls.remove(string(r.id))
 	}
-	return nil
+	r.counter().release(r.caller.Principal, 1)
+	r.cancel(nil)
+}
+
+// counter returns what counts the request.
+func (r *request) counter() *counter[*Principal] {
+	if r.name == listenMethod {
+		return &r.server.streams
+	}
+	return &r.server.requests
 }
 
 // answer runs the request's method. It returns the result or the error in the form that
 // the client's revision of MCP wants. The error is context.Cause(r.ctx) if r.ctx ended.
-func (r *request) answer() (result json.RawMessage, err error) {
+func (r *request) answer() (result object, err error) {
 	defer catch(r.server.log, &err)
 	// Proxies and clients take a silent connection for a dead one.
 	defer time.AfterFunc(keepAlive, func() { r.out.send(frame{}) }).Stop()
-	if r.method.eras&r.session.era == 0 {
+	if r.method.eras&r.from.session.era == 0 {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
 	}
 	if r.method.named == "uri" {
 		r.waitReady() // the module that offers the resource may still be introspected
 	}
-	if err := r.checkHeaders(); err != nil {
-		return nil, err
+	if named := r.method.named; named != "" {
+		err = checkHeader(r.header, nameHeader, named, r.params.get(named))
 	}
-	start := time.Now()
-	result, err = r.method.run(r)
-	r.log(time.Since(start), result, err)
-	if err == nil && r.session.era == stateless {
-		result = statelessResult(result, r.method.life)
+	if err == nil {
+		result, err = r.method.run(r)
 	}
-	return result, err
+	if err != nil {
+		return nil, errorForClient(err, r.from.session.era)
+	}
+	return result.forClient(r.from.session.era, r.method.life), nil
 }
 
 // encodeAnswer returns the answer to the request, with no message if it was cancelled:
 // then nobody waits for an answer (MCP, basic/utilities/cancellation).
-func (r *request) encodeAnswer(result json.RawMessage, err error) frame {
+func (r *request) encodeAnswer(result object, err error) frame {
 	switch {
-	case err == nil && r.list != nil:
-		head := bytes.TrimSuffix(encodeResult(r.id, result), []byte("}}"))
-		if !bytes.HasSuffix(head, []byte("{")) {
-			head = append(head, ',')
-		}
-		return frame{msg: head, list: r.list}
+	case err == nil && strings.HasSuffix(r.name, "/list"):
+		key := r.method.list
+		head := encodeResult(r.id, result.without(key).set(key, json.RawMessage{}))
+		return frame{msg: bytes.TrimSuffix(head, []byte("}}")), list: result.get(key)}
 	case err == nil:
 		return frame{msg: encodeResult(r.id, result)}
 	case errors.Is(err, errCancelled) || errors.Is(err, context.Canceled):
@@ -202,23 +208,15 @@ func (r *request) encodeAnswer(result json.RawMessage, err error) frame {
 	}
 }
 
-// checkHeaders returns an error unless the headers of a stateless POST repeat the name of
-// the item that the request is for, and the arguments that the tool's schema marks with
-// x-mcp-header.
-func (r *request) checkHeaders() error {
-	key := r.method.named
-	if key == "" || r.header == nil {
+// checkHeaders returns an error unless the headers of a stateless POST repeat the arguments
+// that the tool's schema marks with x-mcp-header.
+func (r *request) checkHeaders(tool *Item) error {
+	if r.header == nil || tool.Method == nil {
 		return nil
 	}
-	if err := checkHeader(r.header, nameHeader, key, r.params.get(key)); err != nil {
-		return err
-	}
-	tool, err := r.findReady()
-	if err != nil || tool.Method == nil {
-		return nil // without a tool there are no marked arguments; the method reports err
-	}
+	arguments := r.params.object("arguments")
 	for name, header := range tool.Method.headerParams {
-		value := field(r.params.get("arguments"), name)
+		value := arguments.get(name)
 		if err := checkHeader(r.header, paramHeader+header, name, value); err != nil {
 			return err
 		}
@@ -229,7 +227,7 @@ func (r *request) checkHeaders() error {
 // send sends a message that belongs to the request: before its answer, or, once the
 // answer is written, on the session's stream if the client still has the same access.
 func (r *request) send(msg []byte) bool {
-	return r.out.send(frame{msg: msg}) || r.caller.reachable() && r.session.send(msg)
+	return r.out.send(frame{msg: msg}) || r.caller.reachable() && r.from.session.send(msg)
 }
 
 // view returns the modules that the request may reach now. It must be called at each
@@ -256,32 +254,32 @@ func (r *request) waitReady() {
 }
 
 // noResult is the result of a method that returns nothing.
-var noResult = json.RawMessage(`{}`)
+var noResult = object{}
 
 // initialize answers a session's first request.
-func (r *request) initialize() (json.RawMessage, error) {
+func (r *request) initialize() (object, error) {
 	protocol, caps, err := parseInitialize(r.params)
 	if err != nil {
 		return nil, err
 	}
-	r.session.profile.Store(&clientProfile{caps: caps})
+	r.from.session.profile.Store(&clientProfile{caps: caps})
 	return r.about(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}), nil
 }
 
 // discover answers what initialize answers, for clients without sessions.
-func (r *request) discover() (json.RawMessage, error) {
+func (r *request) discover() (object, error) {
 	return r.about(object{{"supportedVersions", spoken}}), nil
 }
 
 // about adds to result what every client learns about usher, and encodes it. It does not
 // wait for modules, as some clients give up soon: the instructions name those that are
 // ready.
-func (r *request) about(result object) json.RawMessage {
+func (r *request) about(result object) object {
 	view, _ := r.view()
 	return append(result,
 		member{"capabilities", serverCapabilities},
 		member{"instructions", quote(instructions(view))},
-	).encode()
+	)
 }
 
 // serverCapabilities declares what usher can do for a client. It does not depend on the
@@ -309,26 +307,25 @@ func instructions(view *View) string {
 }
 
 // ping answers that usher is alive.
-func (r *request) ping() (json.RawMessage, error) { return noResult, nil }
+func (r *request) ping() (object, error) { return noResult, nil }
 
 // setLevel sets the lowest level of log messages that the session wants.
-func (r *request) setLevel() (json.RawMessage, error) {
+func (r *request) setLevel() (object, error) {
 	level := r.params.text("level")
 	if err := checkLogLevel(level); err != nil {
 		return nil, err
 	}
-	profile := *r.session.profile.Load()
+	profile := *r.from.session.profile.Load()
 	profile.level = level
-	r.session.profile.Store(&profile)
+	r.from.session.profile.Store(&profile)
 	return noResult, nil
 }
 
 // showList answers a request for a list.
-func (r *request) showList() (json.RawMessage, error) {
+func (r *request) showList() (object, error) {
 	view := r.readyView()
-	r.session.markSeen(r.method.list, view)
-	r.list = view.Lists[r.method.list]
-	return noResult, nil
+	r.from.session.markSeen(r.method.list, view)
+	return object{{r.method.list, view.Lists[r.method.list]}}, nil
 }
 
 // target returns the list that contains the item that the request names, and its name.
@@ -336,7 +333,7 @@ func (r *request) target() (list, name string, err error) {
 	if r.method.named != "" {
 		return r.method.list, r.params.text(r.method.named), nil
 	}
-	ref := members(r.params.get("ref")) // of completion/complete
+	ref := r.params.object("ref") // of completion/complete
 	switch kind := ref.text("type"); kind {
 	case "ref/prompt":
 		return "prompts", ref.text("name"), nil
@@ -360,70 +357,61 @@ func (r *request) find() (*Item, error) {
 		return nil, err
 	}
 	if item := view.Lookup(list, name); item != nil {
-		r.item = item
 		return item, nil
 	}
 	claimants := view.ambiguous[list][name]
-	if err := view.CheckUnknown(name); err != nil && claimants == nil {
-		return nil, err
+	if claimants == nil {
+		if err := r.server.modules.CheckUnknown(view, name, r.arrived); err != nil {
+			return nil, err
+		}
 	}
 	e := rpcErrorf(codeInvalidParams, "unknown %s %q", strings.TrimSuffix(list, "s"), clipText(name, 200))
 	if claimants != nil {
 		e.Message += ": ambiguous, use one of " + itemNames(claimants)
 	}
 	if list == "resources" {
-		if r.session.era == stateful {
-			e.Code = codeNoResource
-		}
+		e.Code = codeNoResource
 		e.Data = object{{"uri", quote(name)}}.encode()
 	}
 	return nil, e
 }
 
-// findReady finds the item as find does, but waits for a module that is still being
-// introspected.
-func (r *request) findReady() (*Item, error) {
-	_, err := r.server.modules.Call(r.ctx, r.from.principal, func() (json.RawMessage, error) {
-		_, err := r.find()
-		return nil, err
-	})
-	return r.item, err
-}
-
-// forward sends the request to the module of the item that it names. It looks the item up
-// in the scope that the caller has at that moment.
-func (r *request) forward() (json.RawMessage, error) {
-	result, err := r.server.modules.Call(r.ctx, r.from.principal, func() (json.RawMessage, error) {
-		item, err := r.find()
+// forward sends the request to the module of the item that it names, and logs it. It looks
+// the item up in the scope that the caller has at that moment.
+func (r *request) forward() (object, error) {
+	start := time.Now()
+	var item *Item
+	result, err := r.server.modules.Call(r.ctx, r.from.principal, func() (_ object, err error) {
+		item, err = r.find()
+		if err == nil {
+			err = r.checkHeaders(item)
+		}
+		if err == nil && r.params.get("requestState") != nil && !item.module.Stateless {
+			err = errStaleState
+		}
 		if err != nil {
 			return nil, err
 		}
 		return item.Call(r.ctx, r.caller, r.name, r.params)
 	})
 	if err != nil && r.ctx.Err() != nil {
-		return nil, context.Cause(r.ctx)
+		err = context.Cause(r.ctx)
 	}
+	r.log(item, time.Since(start), result, err)
 	return result, err
 }
 
 // call forwards a request during which the module may ask the client.
-func (r *request) call() (json.RawMessage, error) {
-	if r.session.era == stateful {
-		return r.forward()
+func (r *request) call() (object, error) {
+	if r.caller.Sessionless {
+		return r.server.suspended.call(r)
 	}
-	item, err := r.findReady()
-	if err != nil {
-		return nil, err
-	}
-	if item.module.Stateless {
-		return r.forward() // the module asks for input in its result
-	}
-	return r.server.suspended.call(r)
+	return r.forward()
 }
 
 // callTool calls a tool. An error that is not a JSON-RPC error, such as an invalid argument
 // or a crash, becomes a failed result, so that a model can correct itself.
-func (r *request) callTool() (json.RawMessage, error) {
+func (r *request) callTool() (object, error) {
 	params, err := cleanArguments(r.params)
 	if err != nil {
 		return nil, err
@@ -449,22 +437,20 @@ func cleanArguments(params object) (object, error) {
 	return params, nil
 }
 
-// log logs a request for an item of a module, and how it ended.
-func (r *request) log(took time.Duration, result json.RawMessage, err error) {
-	if r.method.named == "" && r.item == nil {
-		return
-	}
+// log logs a request for an item of a module, which is nil if it was not found, and how it
+// ended.
+func (r *request) log(item *Item, took time.Duration, result object, err error) {
 	outcome := "done"
 	if err != nil {
 		outcome = clipText(explain(err), maxLogged)
-	} else if isTrue(field(result, "isError")) {
+	} else if isTrue(result.get("isError")) {
 		outcome = "failed"
 	}
 	_, name, _ := r.target()
 	module := slog.Attr{}
-	if r.item != nil {
-		module = slog.String("module", r.item.Label)
-		name = cmp.Or(r.item.ownName, name)
+	if item != nil {
+		module = slog.String("module", item.Label)
+		name = cmp.Or(item.ownName, name)
 	}
 	r.server.log.Info("call",
 		"request", r.name,
@@ -472,71 +458,64 @@ func (r *request) log(took time.Duration, result json.RawMessage, err error) {
 		"method", clipText(name, maxLogged),
 		"outcome", outcome,
 		"took", took.Round(10*time.Microsecond),
-		"bytes", len(result),
-		"session", clipText(r.session.ID, 8),
+		"bytes", result.size(),
+		"session", clipText(r.from.session.ID, 8),
 		r.from.principal.logAttrs())
 }
 
 // subscribe subscribes the session to a resource. The error is the module's if it has no
 // such resource. If the session has no stream, the module is asked once there is one.
-func (r *request) subscribe() (json.RawMessage, error) {
-	return r.server.modules.Call(r.ctx, r.from.principal, func() (json.RawMessage, error) {
-		session := r.session
-		session.subscribing.Lock()
-		defer session.subscribing.Unlock()
-		_, err := r.find()
-		if err != nil {
+func (r *request) subscribe() (object, error) {
+	session := r.from.session
+	uri := r.params.text("uri")
+	return r.server.modules.Call(r.ctx, r.from.principal, func() (object, error) {
+		if _, err := r.find(); err != nil {
 			return nil, err
 		}
-		uri := r.params.text("uri")
-		if _, subscribed := session.subscriptions[uri]; !subscribed {
-			if !r.server.gate.sessions.want(session, 1) {
-				return nil, errManyWanted
-			}
-			session.subscriptions[uri] = interest{}
+		in, err := r.server.subscribe(session, uri)
+		if err != nil || session.primary() == nil {
+			return noResult, err
 		}
-		if session.primary() != nil {
-			err = r.server.keepSubscription(r.ctx, r.from, uri)
+		ctx, cancel := context.WithTimeout(r.ctx, subscribeTimeout)
+		defer cancel()
+		if waitFor(ctx, in.tried) == nil && in.err != nil {
+			r.server.unsubscribe(session, uri)
+			return nil, in.err
 		}
-		if err != nil {
-			r.server.unsubscribeLocked(session, uri)
-		}
-		return noResult, err
+		return noResult, nil
 	})
 }
 
 // unsubscribe ends the session's subscription to a resource. Unknown URIs are ignored.
-func (r *request) unsubscribe() (json.RawMessage, error) {
-	r.session.subscribing.Lock()
-	defer r.session.subscribing.Unlock()
-	r.server.unsubscribeLocked(r.session, r.params.text("uri"))
+func (r *request) unsubscribe() (object, error) {
+	r.server.unsubscribe(r.from.session, r.params.text("uri"))
 	return noResult, nil
 }
 
 // listen notifies the client of changes until its streams must end or its claim has
 // ended. Then it returns a result.
-func (r *request) listen() (json.RawMessage, error) {
-	filter := r.params.get("notifications")
-	if !isObject(filter) {
+func (r *request) listen() (object, error) {
+	filter := r.params.object("notifications")
+	if filter == nil {
 		return nil, rpcErrorf(codeInvalidParams, `%s needs an object "notifications"`, listenMethod)
 	}
 	view := r.readyView() // the client is not notified about resources that are missing now
-	honoured := r.session.readFilter(view, filter)
-	wanted := int64(len(r.session.subscriptions))
-	if !r.server.gate.sessions.want(r.session, wanted) {
+	honoured := r.from.session.readFilter(view, filter)
+	wanted := int64(len(r.from.session.subscriptions))
+	if !r.server.gate.sessions.want(r.from.session, wanted) {
 		return nil, errManyWanted
 	}
-	defer r.server.gate.sessions.want(r.session, -wanted)
-	r.session.listenID = r.id
-	if !r.session.join(r.out) {
+	defer r.server.gate.sessions.want(r.from.session, -wanted)
+	r.from.session.listenID = r.id
+	if !r.from.session.join(r.out) {
 		return nil, rpcErrorf(codeInvalidRequest, "%s needs Accept: text/event-stream", listenMethod)
 	}
 	acknowledged := object{{"notifications", honoured.encode()}}
-	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
+	r.from.session.notify("notifications/subscriptions/acknowledged", acknowledged)
 	if err := r.server.follow(r.ctx, r.from, r.out, r.streams.Done()); err != nil {
 		return nil, err
 	}
-	return withMeta(nil, metaSubscription, r.id).encode(), nil
+	return withMeta(nil, metaSubscription, r.id), nil
 }
 
 // callerOf returns the caller of requests that were admitted as from. send sends a
@@ -549,20 +528,20 @@ func (s *Server) callerOf(from admission, send func([]byte) bool) Caller {
 		Session:   session.ID,
 		Principal: p,
 		Member:    p.ctx,
-		Stateless: session.era == stateless,
-		Caps:      session.profile.Load().caps,
-		Level:     session.profile.Load().level,
-		Notify: func(method string, params json.RawMessage) {
+		Client:    *session.profile.Load(),
+		Notify: func(method string, params object) {
 			if session.wants(method, params) {
 				send(encodeRequest(nil, method, params))
 			}
 		},
 	}
-	if session.era == stateful {
+	if session.era == stateless {
+		c.Sessionless = true
+	} else {
 		c.Member = from.member
 		c.Ask = func(
-			ctx context.Context, method string, params json.RawMessage,
-		) (json.RawMessage, error) {
+			ctx context.Context, method string, params object,
+		) (object, error) {
 			if !p.mayAsk() {
 				return nil, errNoScope
 			}

@@ -1,12 +1,13 @@
-// The registry. It finds the modules of the workspace, watches their files, asks each
-// module what it offers, caches the answers between starts, and publishes everything as a
-// Catalog, which is replaced when something changes. Sessions and requests get only views
-// of it. If modules need an approval, the registry runs only content that the owner has
-// approved.
+// The registry. It finds the modules of the workspace, follows their changes, asks each module
+// what it offers, caches the answers between starts, and publishes everything as a Catalog, which
+// is replaced when something changes. Sessions and requests get only views of it. If modules need
+// an approval, the registry runs only content that the owner has approved.
 //
-// Each version of a module's file that can be hosted has one goroutine (followLists), which
-// does the slow work for it. Registry.mu is never held while a file is read, a list is
-// parsed or a process starts.
+// A scan finds sources. Each source has a moduleOwner, which decides what is served from it. A
+// new or changed source begins a version, which has a pool of its own. The version is served as
+// soon as its lists are known, from the cache or from its first process; until then, the version
+// before it stays. Registry.mu is never held while a file is read, a list is parsed or a
+// process starts.
 
 package main
 
@@ -17,7 +18,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -38,7 +38,8 @@ const (
 
 	publishDelay     = 50 * time.Millisecond  // from a change to the catalog that shows it
 	revisionInterval = time.Second            // at least, between two readings of one module's lists
-	retryInterval    = 2 * time.Minute        // before a failed introspection is repeated
+	retryDelay       = 5 * time.Second        // before a module that failed is tried again
+	retryInterval    = 2 * time.Minute        // the same for scans, from the second time on
 	settleTime       = 250 * time.Millisecond // in which a new process may still change its lists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
@@ -71,55 +72,16 @@ type Registry struct {
 	introspecting counter[Kind]  // modules that need no build
 	building      counter[Kind]  // modules whose introspection begins with a build
 
-	updating sync.Mutex // held while versions are compared with files and replaced
+	scanning sync.Mutex // held during a scan
+	scanned  time.Time  // when the last scan began; guarded by scanning
 
-	mu      sync.Mutex                // guards the fields below
-	modules map[string]*moduleVersion // the latest versions by their keys; only scans add and remove them
-	due     bool                      // the catalog is about to be replaced
-	changed chan struct{}             // closed when the catalog has been replaced
+	mu       sync.Mutex              // guards the fields below
+	modules  map[string]*moduleOwner // by source.key; only scans add and remove them
+	files    map[string]string       // as scan.files, of the last scan
+	uncalled []*pool                 // of the latest versions that were introspected
+	due      bool                    // the catalog is about to be replaced
+	changed  chan struct{}           // closed when the catalog has been replaced
 }
-
-// moduleVersion is one version of a module's file, or of its entry in one.
-type moduleVersion struct {
-	Status                  // guarded by Registry.mu, except discovered
-	ctx     context.Context // ends when a newer version replaces this one, or the module is removed
-	cancel  context.CancelFunc
-	kept    context.Context // ends when the module is removed
-	remove  context.CancelFunc
-	shell   *shellRunner  // nil if the module is of another kind
-	changed chan struct{} // 1-buffered: newest may offer something new
-	newest  atomic.Pointer[Worker]
-	imports atomic.Pointer[goImports] // of the newest build; nil if they are not known
-
-	// Only one goroutine at a time uses the next two fields: startVersion, then followLists.
-	offers string // a hash of the manifest; "" if there is none yet
-	pool   *pool  // made with the first manifest
-
-	// Guarded by Registry.mu.
-	settled bool // it has been introspected, or can't be hosted
-	missing bool // the last scan did not find the file
-}
-
-// Status is the state of one module, for people at this machine.
-type Status struct {
-	discovered
-	Module  *Module // the newest that worked, of this version or an earlier one; nil for none
-	Err     error   // why the newest version is not hosted
-	Pending bool    // it is being introspected, or the catalog does not show its outcome yet
-}
-
-// manifest is everything that a module offers. It is cached.
-type manifest struct {
-	Version   string                       // see cacheVersion
-	Lists     map[string][]json.RawMessage // its MCP definitions, by the keys of listMethods
-	About     string                       // one sentence, "" for none
-	Problems  []string
-	Stateless bool // it speaks a revision without sessions
-	Imports   *goImports
-}
-
-// hash returns a hash of the manifest.
-func (m *manifest) hash() string { return hashOf(string(marshal(m))) }
 
 // newRegistry returns a registry after one scan of the workspace. Its catalog contains the
 // modules that the cache knows; the others are introspected in the background. Close ends
@@ -130,11 +92,11 @@ func newRegistry(c registryConfig) *Registry {
 		groups:         newGroups(c.Log),
 		introspecting:  counter[Kind]{perKey: maxIntrospections, total: maxIntrospections},
 		building:       counter[Kind]{perKey: int64(max(1, runtime.NumCPU()/2))},
-		modules:        make(map[string]*moduleVersion),
+		modules:        make(map[string]*moduleOwner),
 		changed:        make(chan struct{}),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	r.update(scanFolders(r.Roots))
+	r.update(scanFolders(r.Roots), false)
 	r.publish()
 	if r.Watch {
 		r.running.Go(r.watch)
@@ -142,13 +104,28 @@ func newRegistry(c registryConfig) *Registry {
 	return r
 }
 
+// Close ends every process of every module and waits for them.
+func (r *Registry) Close() {
+	r.cancel()
+	r.running.Wait()
+	r.groups.Close()
+}
+
+// ---- What requests need
+
+// View returns the modules of the current catalog that are inside a scope.
+func (r *Registry) View(scope Scope) *View { return r.catalog.Load().View(scope) }
+
+// Catalog returns the current catalog.
+func (r *Registry) Catalog() *Catalog { return r.catalog.Load() }
+
 // Call runs attempt, which finds something in a view and asks its module for a principal. If
 // the module was reloaded between the two, or its file has changed, Call runs attempt again
 // once the new version is ready. So an edit makes no call fail, unless the new version can't
 // be hosted, and the next call uses that version. The error is errEnded if the principal's
 // claim ends while Call waits.
 func (r *Registry) Call(ctx context.Context, p *Principal,
-	attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
+	attempt func() (object, error)) (object, error) {
 	for {
 		changed := r.Changed()
 		result, err := attempt()
@@ -161,9 +138,6 @@ func (r *Registry) Call(ctx context.Context, p *Principal,
 	}
 }
 
-// View returns the modules of the current catalog that are inside a scope.
-func (r *Registry) View(scope Scope) *View { return r.catalog.Load().View(scope) }
-
 // Changed returns a channel that is closed when the catalog is next replaced.
 func (r *Registry) Changed() <-chan struct{} {
 	r.mu.Lock()
@@ -172,12 +146,14 @@ func (r *Registry) Changed() <-chan struct{} {
 }
 
 // Pending reports whether modules inside a scope are being introspected for the first time
-// since they were found or changed.
+// since they were found, changed or tried again, or whether the catalog does not show the outcome
+// yet.
 func (r *Registry) Pending(scope Scope) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, v := range r.modules {
-		if v.Pending && scope.Contains(v.Source) {
+	for _, o := range r.modules {
+		m := o.latest.Load()
+		if (m.Pending || m != o.shown) && scope.Contains(m.Source) {
 			return true
 		}
 	}
@@ -200,18 +176,26 @@ func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Sco
 	}
 }
 
-// pools returns the pools of the modules. The processes of modules that were replaced end
-// by themselves, after the calls under way.
-func (r *Registry) pools() (list []*pool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, v := range r.modules {
-		if v.Module != nil {
-			list = append(list, v.Module.pool)
-		}
+// CheckUnknown looks for changes, as Refresh does, because a name is unknown in a view. The
+// error is errRetired if the name must be looked up again; other errors say why a module can't be
+// hosted that the name may belong to.
+func (r *Registry) CheckUnknown(view *View, name string, since time.Time) error {
+	r.Refresh(since)
+	if r.Pending(view.scope) || r.catalog.Load() != view.catalog {
+		return errRetired
 	}
-	return list
+	return view.failure(name)
 }
+
+// Refresh scans the workspace and tries modules that failed again, unless a scan has begun since
+// a time.
+func (r *Registry) Refresh(since time.Time) {
+	if r.Watch {
+		r.rescan(since, true)
+	}
+}
+
+// ---- Scans
 
 // watch scans the workspace again and again. The time between two scans is proportional to
 // the time that a scan takes, so that usher does not read a huge tree all day.
@@ -219,129 +203,372 @@ func (r *Registry) watch() {
 	wait := minPoll
 	for pauseFor(r.ctx, wait) {
 		start := time.Now()
-		r.rescan()
+		r.rescan(start, false)
 		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
 	}
 }
 
-// rescan scans the workspace once. It also stops idle processes.
-func (r *Registry) rescan() {
+// rescan scans the workspace, unless a scan has begun since a time. asked says that a call needs
+// the scan. rescan also stops idle processes.
+func (r *Registry) rescan(since time.Time, asked bool) {
 	defer catch(r.Log, nil)
-	r.updating.Lock()
-	defer r.updating.Unlock()
-	r.update(scanFolders(r.Roots))
-	for _, p := range r.pools() {
-		p.reap(time.Now(), r.Idle)
+	r.scanning.Lock()
+	defer r.scanning.Unlock()
+	if r.scanned.After(since) {
+		return
 	}
-}
-
-// Close ends every process of every module and waits for them.
-func (r *Registry) Close() {
-	r.cancel()
-	r.running.Wait()
-	r.groups.Close()
-}
-
-// update hosts the modules that a scan has found, and removes those that are gone. The caller
-// holds r.updating.
-func (r *Registry) update(s *scan) {
-	check := r.approval()
-	for _, d := range r.compare(s, check) {
-		refused := d.Err
-		if refused == nil {
-			refused = check(&d)
-		}
-		r.startVersion(d, refused)
-	}
-}
-
-// startVersion replaces a module's version with a new one. The old version's Module stays
-// until the new version has one. refused says why the new version can't be hosted, or is
-// nil. The caller holds r.updating.
-func (r *Registry) startVersion(d discovered, refused error) {
-	v := &moduleVersion{
-		Status:  Status{discovered: d, Pending: true},
-		changed: make(chan struct{}, 1),
-	}
-	known := r.readCache(d)
-	r.mu.Lock()
-	if last := r.modules[d.key()]; last != nil {
-		last.cancel()
-		v.Module = last.Module
-		v.kept = last.kept
-		v.remove = last.remove
-	} else {
-		v.kept, v.remove = context.WithCancel(r.ctx)
-	}
-	if d.Kind == kindShell {
-		v.shell = &shellRunner{d, r.Log.With("module", d.Name), r.groups, v.kept, r.checkApproved}
-	}
-	v.ctx, v.cancel = context.WithCancel(r.ctx)
-	r.modules[d.key()] = v
-	r.publishSoon() // so that everything that waits on Changed sees that the module is pending
-	r.mu.Unlock()
-	switch {
-	case refused != nil:
-		r.finishVersion(v, nil, refused)
-	case known == nil && r.CachedOnly:
-		r.finishVersion(v, nil, errors.New("not in the cache: omit -cached"))
-	default:
-		if known != nil {
-			v.imports.Store(known.Imports)
-			r.buildModule(v, known)
-		}
-		r.running.Go(func() { r.followLists(v) })
-	}
-}
-
-// hasChanged reports whether the version's file has changed. A file that is gone does not
-// count as changed: scans notice its removal.
-func (v *moduleVersion) hasChanged() bool {
-	info, err := os.Lstat(v.Source)
-	return err == nil && fileVersion(info) != v.FileVersion
-}
-
-// checkCurrent returns nil if a module has not changed since its version v was found, if its
-// file is gone, or if usher does not follow changes of its file. Otherwise it scans the
-// workspace, unless a scan has found the change. The error is errRetired while the new version is
-// pending and when it is ready, else the reason why it can't be hosted.
-func (r *Registry) checkCurrent(v *moduleVersion) error {
-	if !r.Watch || r.Approved != "" || v.Kind == kindConfig || !v.hasChanged() {
-		return nil
-	}
-	r.updating.Lock()
-	defer r.updating.Unlock()
-	last, failed := r.latest(v.discovered)
-	if last != nil && last.hasChanged() {
-		r.update(scanFolders(r.Roots))
-		last, failed = r.latest(v.discovered)
-	}
-	if last == v { // the file is gone, or has changed back
-		return nil
-	}
-	return v.failure(failed)
-}
-
-// latest returns the latest version of a module, or nil, and why that version is not hosted.
-func (r *Registry) latest(d discovered) (v *moduleVersion, failed error) {
+	r.scanned = time.Now()
+	r.update(scanFolders(r.Roots), asked)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if v = r.modules[d.key()]; v != nil {
-		failed = v.Err
+	for _, o := range r.modules {
+		if p := o.latest.Load().pool; p != nil {
+			p.reap(time.Now(), r.Idle)
+		}
 	}
-	return v, failed
 }
 
-// failure returns an error for clients that says why the module can't be hosted. It returns
-// errRetired if why is nil: then a version is being introspected, or a newer one is ready.
-func (v *moduleVersion) failure(why error) error {
-	if why == nil {
+// update tells the owners of modules what a scan has found. The caller holds r.scanning.
+func (r *Registry) update(s *scan, asked bool) {
+	r.removeMissing(s)
+	check := r.approval()
+	for _, found := range s.sources {
+		if r.Only == nil || r.Only(found.Name) {
+			r.compare(found, check, asked)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.files = s.files
+}
+
+// removeMissing removes the modules that are gone. Editors replace a file by removing it for a
+// moment, so one scan that misses a file does not count.
+func (r *Registry) removeMissing(s *scan) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key, o := range r.modules {
+		missed := o.missing
+		o.missing = !s.has(o.source)
+		if o.missing && missed {
+			if o.source.Name != "" {
+				o.log.Info("module removed")
+			}
+			delete(r.modules, key)
+			o.cancel()
+			r.publishSoon()
+		}
+	}
+}
+
+// compare begins a version of a module if its source is new, has changed, or has been approved or
+// lost its approval since the last scan. check returns an error for a source that can't be hosted. If
+// modules need no approval, a changed part changes the module. The caller holds r.scanning.
+func (r *Registry) compare(found source, check func(*source) error, asked bool) {
+	o := r.modules[found.key()]
+	isNew := o == nil
+	if isNew {
+		o = r.addOwner(found)
+	}
+	last := o.source
+	if last.Version == found.Version {
+		found.Content = last.Content
+	}
+	refused := check(&found)
+	failed := o.latest.Load().Err
+	unchanged := last.Version == found.Version && last.Content == found.Content &&
+		errors.Is(refused, errUnapproved) == errors.Is(failed, errUnapproved) &&
+		(r.Approved != "" || !o.loaded.Load().changed())
+	switch {
+	case isNew || !unchanged:
+		known := r.readCache(found)
+		if known != nil {
+			o.loaded.Store(known.Parts)
+		} else {
+			o.loaded.Store(o.loaded.Load().refreshed())
+		}
+		o.source = found
+		o.do(func() { o.begin(found, known, refused) })
+	case failed != nil:
+		o.do(func() { o.tryAgain(asked) })
+	}
+}
+
+// publishSoon schedules a publication, unless one is scheduled already: at a first start,
+// a thousand modules become ready one by one. The caller holds r.mu.
+func (r *Registry) publishSoon() {
+	if !r.due {
+		r.due = true
+		time.AfterFunc(publishDelay, r.publish)
+	}
+}
+
+// publish replaces the catalog and wakes everything that waits on Changed.
+func (r *Registry) publish() {
+	defer catch(r.Log, nil)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.due = false
+	var modules []*Module
+	for _, o := range r.modules {
+		o.shown = o.latest.Load()
+		modules = append(modules, o.shown)
+	}
+	r.catalog.Store(newCatalog(modules))
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// ---- The state of one module
+
+// moduleOwner owns the state of one module: it alone begins versions and changes what the catalog
+// shows. Its goroutine, run, never blocks. Slow work runs in other goroutines, which report back.
+type moduleOwner struct {
+	registry *Registry
+	log      *slog.Logger
+	ctx      context.Context // ends when the module is removed
+	cancel   context.CancelFunc
+	events   chan func()            // for run
+	latest   atomic.Pointer[Module] // for the next catalog; only run changes it
+	loaded   atomic.Pointer[parts]  // of the newest version; nil if they are not known
+	shown    *Module                // in the catalog; nil if it has none yet; guarded by Registry.mu
+
+	// Guarded by Registry.scanning.
+	source  source // the newest
+	missing bool   // the last scan did not find it
+
+	// Only run uses the fields below.
+	pool     *pool     // of the newest version
+	working  bool      // the lists of the newest version are being read
+	failures int       // of introspection, one after the other
+	failed   time.Time // when the last one ended
+	reported string    // why the module could not be hosted
+}
+
+// addOwner adds a module that a scan has found, which is pending.
+func (r *Registry) addOwner(found source) *moduleOwner {
+	o := &moduleOwner{
+		registry: r,
+		log:      r.Log.With("module", found.Name, "kind", found.Kind, "file", found.file()),
+		events:   make(chan func()),
+		source:   found,
+	}
+	o.latest.Store(&Module{source: found, Pending: true})
+	o.ctx, o.cancel = context.WithCancel(r.ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.modules[found.key()] = o
+	r.running.Go(o.run)
+	return o
+}
+
+// run handles events until the module is removed.
+func (o *moduleOwner) run() {
+	for {
+		var drifted chan struct{}
+		if p := o.latest.Load().pool; p != nil && p == o.pool && !o.working {
+			drifted = p.drifted
+		}
+		select {
+		case event := <-o.events:
+			event()
+		case <-drifted:
+			o.work(o.readAgain)
+		case <-o.ctx.Done():
+			return
+		}
+	}
+}
+
+// do runs an event on the owner's goroutine and waits for it, unless the module is removed.
+func (o *moduleOwner) do(event func()) {
+	done := make(chan struct{})
+	caught := func() {
+		defer close(done)
+		defer catch(o.log, nil)
+		event()
+	}
+	select {
+	case o.events <- caught:
+		<-done
+	case <-o.ctx.Done():
+	}
+}
+
+// show changes what the next catalog shows of the module.
+func (o *moduleOwner) show(change func(m *Module)) {
+	m := *o.latest.Load()
+	change(&m)
+	o.latest.Store(&m)
+	o.registry.mu.Lock()
+	defer o.registry.mu.Unlock()
+	o.registry.publishSoon()
+}
+
+// begin begins a version of the module, which is pending until it is served or has failed. The
+// version that is served stays until then, unless the source itself is invalid. refused says why
+// the new one can't be hosted, or is nil; known is what the cache knows of it.
+func (o *moduleOwner) begin(found source, known *manifest, refused error) {
+	served := o.latest.Load().pool
+	if o.pool != served {
+		o.pool.retire()
+	}
+	o.pool = o.newPool(found)
+	o.working = false
+	o.show(func(m *Module) {
+		if served == nil || found.Invalid != nil {
+			*m = Module{source: found, manifest: manifest{Problems: found.Notes}}
+		}
+		m.Pending = true
+		m.Err = nil
+	})
+	switch {
+	case refused != nil:
+		if found.Invalid != nil {
+			served.retire()
+		}
+		o.failures = 0
+		o.fail(refused)
+	case known != nil:
+		o.serve(known)
+	case o.registry.CachedOnly:
+		o.fail(errors.New("not in the cache: omit -cached"))
+	default:
+		if found.Kind == kindGo {
+			o.log.Info("building")
+		}
+		o.work(o.introspect)
+	}
+}
+
+// work runs read in the background, and serves the manifest that it returns.
+func (o *moduleOwner) work(read func(p *pool) (*manifest, error)) {
+	p := o.pool
+	o.working = true
+	o.registry.running.Go(func() {
+		m, err := read(p)
+		if err == nil {
+			m.Key = p.cacheKey()
+			m.Parts = o.loaded.Load()
+			o.registry.writeCache(p.source, m)
+		}
+		o.do(func() {
+			if p != o.pool { // a newer version has begun
+				return
+			}
+			o.working = false
+			if err == nil {
+				o.serve(m)
+			} else if p.offers == "" {
+				o.failures++
+				o.failed = time.Now()
+				o.fail(err)
+			}
+		})
+	})
+}
+
+// serve serves what the newest version offers, if that is new.
+func (o *moduleOwner) serve(offered *manifest) {
+	p := o.pool
+	hash := offered.hash()
+	if hash == p.offers {
+		return
+	}
+	p.offers = hash
+	m := newModule(p, offered)
+	m.checkCurrent = func() error { return o.checkCurrent(p) }
+	served := o.latest.Load().pool
+	what := "module changed"
+	if served == nil {
+		what = "module added"
+	}
+	o.log.Info(what, "tools", len(m.Methods))
+	o.failures = 0
+	o.reported = ""
+	o.show(func(shown *Module) { *shown = *m })
+	if served != p {
+		served.retire()
+	}
+}
+
+// fail records why the newest version can't be hosted.
+func (o *moduleOwner) fail(err error) {
+	if why := explain(err); why != o.reported {
+		o.reported = why
+		o.log.Error("module failed", "why", why)
+	}
+	o.pool.retire()
+	o.show(func(m *Module) {
+		m.Err = err
+		m.Pending = false
+	})
+}
+
+// addParts adds files to the parts of the module, which a process of p has loaded, unless scans do
+// not search their folders. The cache gets them when the lists of the process are read.
+func (o *moduleOwner) addParts(p *pool, w *Worker, paths []string) {
+	paths = slices.DeleteFunc(paths, func(path string) bool { return !isSearched(path, o.registry.Roots) })
+	last := o.loaded.Load()
+	more := last.with(paths)
+	if more == last {
+		return
+	}
+	o.loaded.Store(more)
+	if o.latest.Load().pool == p {
+		p.listsChanged(w)
+	}
+}
+
+// tryAgain begins the newest version again if it could not be introspected a while ago. asked says
+// that a call needs the module.
+func (o *moduleOwner) tryAgain(asked bool) {
+	wait := retryDelay
+	if !asked && o.failures > 1 {
+		wait = retryInterval
+	}
+	if !o.latest.Load().Pending && o.failures > 0 && time.Since(o.failed) >= wait {
+		o.begin(o.pool.source, nil, nil)
+	}
+}
+
+// checkCurrent returns nil if p serves the newest version, or if usher does not follow changes.
+// If the source file has changed since the last scan, checkCurrent scans the workspace. A file
+// that is gone does not count as changed: scans notice its removal. The error is errRetired if a
+// newer version is ready or pending, else the reason why that can't be hosted.
+func (o *moduleOwner) checkCurrent(p *pool) error {
+	r := o.registry
+	if !r.Watch || r.Approved != "" {
+		return nil
+	}
+	info, err := os.Lstat(p.Source)
+	r.mu.Lock()
+	scanned := r.files[p.Source]
+	r.mu.Unlock()
+	if err == nil && fileVersion(info) != scanned {
+		r.rescan(time.Now(), true)
+	}
+	m := o.latest.Load()
+	if m.Err != nil {
+		o.do(func() { o.tryAgain(true) })
+		m = o.latest.Load()
+	}
+	if m.Pending || m.Err == nil && m.pool != p {
 		return errRetired
 	}
-	text := strings.TrimPrefix(errText(why), fmt.Sprintf("module %q ", v.Name))
-	line := faultLine(why, filepath.Base(v.Source))
-	f := httpErrorf(http.StatusBadGateway, "module %q can't be hosted: %s%s", v.Name, text, line)
-	return f.because(why)
+	return m.failure()
+}
+
+// failure returns an error for clients that says why the newest version of the module can't be
+// hosted, or nil.
+func (m *Module) failure() error {
+	if m.Err == nil {
+		return nil
+	}
+	text := strings.TrimPrefix(errText(m.Err), fmt.Sprintf("module %q ", m.Name))
+	line := faultLine(m.Err, filepath.Base(m.Source))
+	f := httpErrorf(http.StatusBadGateway, "module %q can't be hosted: %s%s", m.Name, text, line)
+	return f.because(m.Err)
 }
 
 // absolutePath matches an absolute path, or something like one, in a line of text.
@@ -363,174 +590,29 @@ func faultLine(err error, file string) string {
 	return ": see usher modules"
 }
 
-// compare returns the modules that are new, and those that have changed, been approved or
-// lost their approval since the last scan. check returns an error for a module without
-// approval. If modules need no approval, a changed import changes a Go module. compare also
-// removes the modules that are gone.
-func (r *Registry) compare(s *scan, check func(*discovered) error) []discovered {
-	r.removeMissing(s)
-	return slices.DeleteFunc(s.modules, func(d discovered) bool {
-		v, failed := r.latest(d)
-		switch {
-		case r.Only != nil && !r.Only(d.Name):
-			return true
-		case v == nil || v.Version != d.Version:
-			return false
-		case v.discovered.Err != nil:
-			return true
-		case r.Approved == "" && v.imports.Load().changed():
-			return false
-		}
-		last := v.discovered
-		refused := errors.Is(check(&last), errUnapproved)
-		return last.Content == v.Content && refused == errors.Is(failed, errUnapproved)
-	})
+// ---- What a module offers
+
+// manifest is everything that a module offers. It is cached.
+type manifest struct {
+	Key       string                       // see cacheKey
+	Lists     map[string][]json.RawMessage // its MCP definitions, by the keys of listMethods
+	About     string                       // one sentence, "" for none
+	Problems  []string                     // for the module's author
+	Stateless bool                         // it speaks a revision without sessions
+	Parts     *parts                       // nil if they are not known
 }
 
-// removeMissing removes the modules that are gone. Editors replace a file by removing it for a
-// moment, so one scan that misses a file does not count.
-func (r *Registry) removeMissing(s *scan) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for key, v := range r.modules {
-		missed := v.missing
-		v.missing = !s.has(v.discovered)
-		if !v.missing || !missed {
-			continue
-		}
-		if v.Name != "" {
-			r.Log.Info("module removed", "module", v.Name, "kind", v.Kind, "file", v.file())
-		}
-		v.cancel()
-		v.remove()
-		r.replace(v, nil)
-		delete(r.modules, key)
-	}
+// hash returns a hash of the manifest without its parts.
+func (m manifest) hash() string {
+	m.Parts = nil
+	return hashOf(string(marshal(m)))
 }
 
-// replace replaces the module of a version with m, or removes it if m is nil. The processes
-// of the old module end after the calls under way. A new call of the old module waits for
-// the next catalog: see Registry.Call. The caller holds r.mu.
-func (r *Registry) replace(v *moduleVersion, m *Module) {
-	if old := v.Module; old != nil && (m == nil || m.pool != old.pool) {
-		old.pool.retire()
-	}
-	v.Module = m
-	r.publishSoon()
-}
-
-// followLists introspects a version that the cache does not know, retrying until it
-// succeeds. Then it reads the lists again when a process announces a change, until the
-// version is replaced. If the process serves only one Member and its lists differ,
-// followLists offers the lists of a new process: names from one claim's process must not
-// reach other claims.
-func (r *Registry) followLists(v *moduleVersion) {
-	defer catch(r.Log, nil)
-	if v.offers == "" && v.Kind == kindGo {
-		r.Log.Info("building", "module", v.Name)
-	}
-	for v.offers == "" && v.ctx.Err() == nil {
-		if m, err := r.introspect(v); err == nil {
-			r.offer(v, m)
-		} else if v.ctx.Err() == nil {
-			r.finishVersion(v, nil, err)
-			pauseFor(v.ctx, retryInterval)
-		}
-	}
-	for waitFor(v.ctx, v.changed) == nil {
-		pauseFor(v.ctx, revisionInterval) // more changes are likely to follow
-		m, err := v.readManifest(v.newest.Load())
-		if err == nil && m.hash() != v.offers && v.pool.perSession {
-			m, err = r.introspect(v)
-		}
-		if err == nil {
-			r.offer(v, m)
-		}
-	}
-}
-
-// offer hosts and caches what a version offers, unless the manifest is unchanged.
-func (r *Registry) offer(v *moduleVersion, m *manifest) {
-	if m.hash() == v.offers {
-		return
-	}
-	r.buildModule(v, m)
-	if err := writeCacheFile(r.cachePath(v.discovered), marshal(m), os.O_TRUNC); err != nil {
-		r.Log.Warn("writing the cache", "err", err) // it costs time at the next start
-	}
-}
-
-// listsChanged makes followLists read the lists of w, now the version's newest process.
-func (v *moduleVersion) listsChanged(w *Worker) {
-	v.newest.Store(w)
-	wake(v.changed)
-}
-
-// finishVersion records the outcome for a version: its module, or why it can't be hosted. On
-// failure the last working module stays, unless the file itself is invalid.
-func (r *Registry) finishVersion(v *moduleVersion, m *Module, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.modules[v.key()] != v {
-		return
-	}
-	log := r.Log.With("module", v.Name, "kind", v.Kind, "file", v.file())
-	switch {
-	case err != nil && v.Err != nil: // logged before
-	case err != nil:
-		log.Error("module failed", "why", explain(err))
-	case v.Module != nil:
-		log.Info("module changed", "tools", len(m.Methods))
-	default:
-		log.Info("module added", "tools", len(m.Methods))
-	}
-	if m != nil || v.discovered.Err != nil {
-		r.replace(v, m)
-	}
-	v.Err = err
-	v.settled = true
-	r.publishSoon()
-}
-
-// buildModule makes the module of a version out of its manifest. When a process of the
-// version starts, its lists are compared with the manifest.
-func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
-	perSession := !v.Kind.singleFile() && !v.Launch.Shared
-	stateful := !m.Stateless
-	if v.pool == nil || v.pool.perSession != perSession {
-		v.pool = &pool{
-			name:       v.Name,
-			perSession: perSession,
-			timeout:    r.CallTimeout,
-			running:    &r.running,
-			calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
-			started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
-			crashed:    make(map[context.Context]time.Time),
-			shell:      v.shell,
-			start: func(owner *Caller) (*Worker, error) {
-				w, err := r.startProcess(r.ctx, v, stateful, owner)
-				if err == nil {
-					v.listsChanged(w)
-				}
-				return w, err
-			},
-		}
-	}
-	v.offers = m.hash()
-	module := &Module{
-		discovered: v.discovered,
-		manifest:   *m,
-		Problems:   slices.Concat(v.Problems, m.Problems),
-		pool:       v.pool,
-	}
-	module.addMethods(m.Lists["tools"])
-	module.checkCurrent = func() error { return r.checkCurrent(v) }
-	r.finishVersion(v, module, nil)
-}
-
-// addMethods adds a method for each definition of a tool, and the problems of these
-// definitions.
-func (m *Module) addMethods(tools []json.RawMessage) {
+// newModule returns the module that a pool serves, if that offers what the manifest says.
+func newModule(p *pool, offered *manifest) *Module {
+	m := &Module{source: p.source, manifest: *offered, pool: p}
+	m.Problems = slices.Concat(p.Notes, offered.Problems)
+	tools := m.Lists["tools"]
 	names := make(map[string]bool)
 	for _, raw := range tools {
 		method, problem := parseMethod(raw, m.Kind)
@@ -547,42 +629,75 @@ func (m *Module) addMethods(tools []json.RawMessage) {
 	if rule := methodRules[m.Kind]; len(tools)+len(m.Problems) == 0 && rule != "" {
 		m.Problems = append(m.Problems, "no methods: a method is "+rule)
 	}
+	return m
 }
 
-// introspect starts a module to read its lists, and ends it.
-func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
-	slot := &slot[Kind]{counter: &r.introspecting, key: v.Kind}
-	if v.Kind == kindGo {
+// introspect asks the first process of a version for its lists.
+func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
+	r := o.registry
+	defer catch(o.log, &err)
+	slot := &slot[Kind]{counter: &r.introspecting, key: p.Kind}
+	if p.Kind == kindGo {
 		slot.counter = &r.building
 	}
 	defer slot.release()
-	if err := waitFor(v.ctx, slot.grant()); err != nil {
+	if err := waitFor(p.ctx, slot.grant()); err != nil {
 		return nil, err
 	}
-	if v.shell != nil {
-		return v.shell.introspect(v.ctx)
+	if p.shell != nil {
+		m, err = p.shell.introspect(p.ctx)
+	} else {
+		m, err = p.introspect(p.readSettled)
 	}
-	w, err := r.startProcess(v.ctx, v, false, nil)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		r.letWait(p)
 	}
-	defer r.running.Go(func() { // only Close has to wait for its end
-		w.stop()
-		<-w.done
-	})
-	m, err := v.readManifest(w)
-	// Some servers register the rest of their tools only once they know their
-	// client, and announce that.
+	return m, err
+}
+
+// letWait lets the process that has answered an introspection wait for calls. Only the processes
+// of the latest maxUncalled modules do.
+func (r *Registry) letWait(p *pool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.uncalled = append(r.uncalled, p)
+	if len(r.uncalled) > maxUncalled {
+		r.uncalled[0].endUncalled()
+		r.uncalled = slices.Delete(r.uncalled, 0, 1)
+	}
+}
+
+// readSettled reads the lists of a new process. Some servers register the rest of their tools only
+// once they know their client, and announce that.
+func (p *pool) readSettled(w *Worker) (*manifest, error) {
+	m, err := readManifest(p.ctx, w)
 	settled := time.After(settleTime)
-	for err == nil && bytes.Contains(w.info, []byte(`"listChanged"`)) {
+	for err == nil && bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
 		select {
-		case <-v.changed:
-			m, err = v.readManifest(w)
+		case <-p.drifted:
+			m, err = readManifest(p.ctx, w)
 		case <-settled:
 			return m, nil
 		}
 	}
 	return m, err
+}
+
+// readAgain reads the lists of the version's newest process. If the process serves only one
+// Member and its lists differ from those that are served, readAgain introspects a new process:
+// names from one claim's process must not reach other claims.
+func (o *moduleOwner) readAgain(p *pool) (m *manifest, err error) {
+	defer catch(o.log, &err)
+	pauseFor(p.ctx, revisionInterval) // more changes are likely to follow
+	m, err = readManifest(p.ctx, p.newest.Load())
+	if err != nil || !p.perSession {
+		return m, err
+	}
+	m.Key = p.cacheKey()
+	if m.hash() != p.offers {
+		return o.introspect(p)
+	}
+	return m, nil
 }
 
 // listMethods are the methods that list what a module offers.
@@ -593,22 +708,20 @@ var listMethods = map[string]string{
 	"resourceTemplates": "resources/templates/list",
 }
 
-// readManifest asks a process for everything that the version offers. If the process
+// readManifest asks a process for everything that it offers. If the process
 // can't list its prompts or resources, readManifest adds a problem, and the module is
 // hosted with its tools.
-func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
-	ctx, cancel := context.WithTimeout(v.ctx, startTimeout)
+func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	extensions := w.capability("experimental")
+	extensions := members(w.capability("experimental"))
 	m := &manifest{
-		Version:   v.cacheVersion(),
 		Lists:     make(map[string][]json.RawMessage),
-		About:     firstSentence(stringField(w.info, "instructions")),
+		About:     firstSentence(w.info.text("instructions")),
 		Stateless: w.stateless,
-		Imports:   v.imports.Load(),
 	}
 	// usher's own runtimes list here the functions that they can't offer.
-	_ = json.Unmarshal(field(field(extensions, "usher/problems"), "problems"), &m.Problems)
+	_ = json.Unmarshal(extensions.object("usher/problems").get("problems"), &m.Problems)
 	for _, key := range sortedKeys(listMethods) {
 		items, err := w.list(ctx, key)
 		answered, ok := errors.AsType[*rpcError](err)
@@ -665,14 +778,14 @@ func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", method, err)
 		}
-		size += len(result)
-		list := field(result, key)
+		size += result.size()
+		list := result.get(key)
 		page := items(list)
 		if page == nil && !isNull(list) {
 			return nil, fmt.Errorf("%s: the answer has no list %q", method, key)
 		}
 		all = append(all, page...)
-		cursor := field(result, "nextCursor")
+		cursor := result.get("nextCursor")
 		if isNull(cursor) {
 			return all, nil
 		}
@@ -681,227 +794,35 @@ func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error
 	return nil, rpcErrorf(codeInternal, "%s: the list is larger than %s", method, formatSize(maxList))
 }
 
-// startProcess starts a process of a version. stateful says that the module is known to
-// have sessions; owner is the caller that a process for one Member is started for. The
-// error is a *fault. If no process was started, the error's text contains no
-// path.
-func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful bool,
-	owner *Caller) (w *Worker, err error) {
-	defer catch(r.Log, &err)
-	w = newWorker(r.ctx, workerConfig{
-		module:      v.Name,
-		log:         r.Log,
-		owner:       owner,
-		confirms:    v.Kind.singleFile(),
-		listChanged: v.listsChanged,
-	})
-	l, err := r.launch(ctx, v.discovered)
-	v.imports.Store(l.Imports)
-	if err == nil {
-		l, err = l.resolve()
-	}
-	if err == nil {
-		l.Env = moduleEnv(v.Source, l.Env)
-		err = startError(w.spawn(l, r.groups))
-	}
-	if err == nil {
-		err = w.shakeHands(ctx, stateful)
-	}
-	if err == nil {
-		return w, nil
-	}
-	w.cancel()
-	if _, ok := errors.AsType[*fault](err); ok {
-		return nil, err
-	}
-	f := processFault(v.Name, "can't start: "+errText(err), "")
-	return nil, f.because(fmt.Errorf("module %q can't start: %w", v.Name, err))
-}
-
-// launch returns how to start a process of a module, if the content that the module has now
-// is approved or needs no approval. It builds a Go module first.
-func (r *Registry) launch(ctx context.Context, d discovered) (l launch, err error) {
-	if d, err = r.checkApproved(d); err != nil {
-		return launch{}, err
-	}
-	switch d.Kind {
-	case kindConfig:
-		return d.Launch, nil
-	case kindGo:
-		l, err = buildGoModule(ctx, r.groups, filepath.Join(r.CacheDir, "go"), d.Source)
-		if err == nil {
-			_, err = r.checkApproved(d) // the file may have changed during the build
-		}
-		return l, err
-	}
-	return launchFile(d, r.CacheDir)
-}
-
-// checkApproved reads a module again if it needs an approval, and returns it with the content
-// that it has now. The error says why that content can't run.
-func (r *Registry) checkApproved(d discovered) (discovered, error) {
-	if r.Approved == "" {
-		return d, nil
-	}
-	d = d.reread()
-	err := d.Err
-	if err == nil {
-		err = r.approval()(&d)
-	}
-	return d, err
-}
-
-// publishSoon schedules a publication, unless one is scheduled already: at a first start,
-// a thousand modules become ready one by one. The caller holds r.mu.
-func (r *Registry) publishSoon() {
-	if !r.due {
-		r.due = true
-		time.AfterFunc(publishDelay, r.publish)
-	}
-}
-
-// publish replaces the catalog and wakes everything that waits on Changed.
-func (r *Registry) publish() {
-	defer catch(r.Log, nil)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.due = false
-	var modules []*Module
-	for _, v := range r.modules {
-		m := v.Module
-		if m == nil {
-			failed := v.failure(v.Err)
-			m = &Module{discovered: v.discovered}
-			m.checkCurrent = func() error { return cmp.Or(r.checkCurrent(v), failed) }
-		}
-		modules = append(modules, m)
-		v.Pending = !v.settled
-	}
-	r.catalog.Store(newCatalog(modules))
-	close(r.changed)
-	r.changed = make(chan struct{})
-}
-
-// Report returns the state of all modules, sorted by source and name, and the catalog.
-func (r *Registry) Report() (list []Status, catalog *Catalog) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, key := range sortedKeys(r.modules) {
-		list = append(list, r.modules[key].Status)
-	}
-	return list, r.catalog.Load()
-}
-
-// ---- Approval
-
-// approvedName is the file in the data folder that records the approved modules.
-const approvedName = "approved.json"
-
-// approvals maps each hosted DIR to the approved modules below it, which are a map from
-// approvalKey to discovered.Content.
-type approvals map[string]map[string]string
-
-// readApprovals reads the record. If there is none, nothing is approved.
-func readApprovals(path string) (list approvals, err error) {
-	raw, err := readRegular(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return approvals{}, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(raw, &list)
-	}
-	if err != nil || list == nil {
-		return nil, fmt.Errorf("%q is broken (%v): restore it (a start without it approves all)", path, err)
-	}
-	return list, nil
-}
-
-// approval reads the record. The function that it returns sets the module's Content if modules
-// need an approval. It returns errUnapproved if the module is below a served DIR whose record
-// has no such module with this content.
-func (r *Registry) approval() func(*discovered) error {
-	list, _ := readApprovals(r.Approved) // usher approve shows the error
-	return func(d *discovered) error {
-		if r.Approved == "" {
-			return nil
-		}
-		if err := d.readContent(r.Served); err != nil {
-			return err
-		}
-		for _, root := range r.Served {
-			if d.isBelow(root) && list[root][d.approvalKey()] != d.Content {
-				return errUnapproved
-			}
-		}
-		return nil
-	}
-}
-
-// approve records the modules below one of paths, with the content they have now. It writes
-// the records of roots, which are some of served, the hosted DIRs: each gets the modules
-// below it. approve returns the modules that were new or had changed.
-func approve(
-	ctx context.Context, dataDir string, served, roots, paths []string,
-) (news []discovered, err error) {
-	var found []discovered
-	for _, d := range scanFolders(roots).modules {
-		if d.Name != "" && slices.ContainsFunc(paths, d.isBelow) && d.readContent(served) == nil {
-			found = append(found, d)
-		}
-	}
-	path := filepath.Join(dataDir, approvedName)
-	token := newWriteToken(dataDir)
-	err = token.do(ctx, func(held string) error {
-		list, err := readApprovals(path)
-		if err != nil {
-			return err
-		}
-		for _, root := range roots {
-			if list[root] == nil {
-				list[root] = make(map[string]string)
-			}
-		}
-		news = nil
-		for _, d := range found {
-			key := d.approvalKey()
-			isNew := false
-			for _, root := range roots {
-				if d.isBelow(root) && list[root][key] != d.Content {
-					list[root][key] = d.Content
-					isNew = true
-				}
-			}
-			if isNew {
-				news = append(news, d)
-			}
-		}
-		return token.replace(held, path, marshal(list), func() error { return nil })
-	})
-	return news, err
-}
+// ---- The cache
 
 // cacheFormat must change when the meaning of a cached manifest changes.
-const cacheFormat = "6"
+const cacheFormat = "7"
 
 // cachePath returns the file that caches what a module offers, so that a restart need not
 // start known modules. It may be deleted at any time.
-func (r *Registry) cachePath(d discovered) string {
-	return filepath.Join(r.CacheDir, "modules", hashOf(d.Source, d.Name)+".json")
+func (r *Registry) cachePath(s source) string {
+	return filepath.Join(r.CacheDir, "modules", hashOf(s.Source, s.Name)+".json")
 }
 
-// cacheVersion returns a hash that changes with the file, with usher, and with cacheFormat.
+// cacheKey returns a hash that changes with the file, with usher, and with cacheFormat.
 // It includes the content, if that is known, because a file's times can be set.
-func (d discovered) cacheVersion() string {
-	return hashOf(version(), cacheFormat, d.Version, d.Content)
-}
+func (s source) cacheKey() string { return hashOf(version(), cacheFormat, s.Version, s.Content) }
 
-// readCache returns the cached manifest of this version of a module, or nil if there is none
-// or the file is incomplete.
-func (r *Registry) readCache(d discovered) *manifest {
+// readCache returns the cached manifest of a source, or nil if there is none, the file is
+// incomplete, or a part has changed.
+func (r *Registry) readCache(s source) *manifest {
 	m := &manifest{}
-	raw, err := os.ReadFile(r.cachePath(d))
-	if err != nil || json.Unmarshal(raw, m) != nil || m.Version != d.cacheVersion() || m.Imports.changed() {
+	raw, err := os.ReadFile(r.cachePath(s))
+	if err != nil || json.Unmarshal(raw, m) != nil || m.Key != s.cacheKey() || m.Parts.changed() {
 		return nil
 	}
 	return m
+}
+
+// writeCache caches the manifest of a source.
+func (r *Registry) writeCache(s source, m *manifest) {
+	if err := writeCacheFile(r.cachePath(s), marshal(m), os.O_TRUNC); err != nil {
+		r.Log.Warn("writing the cache", "err", err) // it costs time at the next start
+	}
 }

@@ -22,16 +22,23 @@ import (
 func registryOf(t *testing.T, dir string, log io.Writer) *Registry {
 	t.Helper()
 	handler := slog.NewTextHandler(log, nil)
-	r := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: dir, Log: slog.New(handler)})
+	r := newRegistry(registryConfig{
+		Roots:    []string{dir},
+		CacheDir: dir,
+		Log:      slog.New(handler),
+	})
 	t.Cleanup(r.Close)
 	return r
 }
 
-func TestWhatIsSearched(t *testing.T) {
+// Folders are searched, except hidden ones, node_modules, vendor and links. What can't be
+// hosted is reported.
+func TestFoldersAreSearched(t *testing.T) {
 	long(t)
 	dir, outside := t.TempDir(), t.TempDir()
 	for _, file := range []string{
-		outside + "/far.usher", outside + "/folder/unseen.usher", dir + "/a.usher", dir + "/deep/er/b.usher",
+		outside + "/far.usher", outside + "/folder/unseen.usher", dir + "/a.usher",
+		dir + "/deep/er/b.usher",
 		dir + "/.hidden/c.usher", dir + "/node_modules/c.usher", dir + "/vendor/c.usher",
 	} {
 		writeFake(t, file, "good tools=x")
@@ -58,8 +65,8 @@ func TestWhatIsSearched(t *testing.T) {
 		"crlf\" can't start: its \"cwd\" or the program in its first", "unsupported file")
 }
 
-// TestHotReload edits the workspace under a stream of calls.
-func TestHotReload(t *testing.T) {
+// A call after an edit reaches the new version, and no call under way fails.
+func TestEditReloadsOneModule(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
@@ -68,7 +75,8 @@ func TestHotReload(t *testing.T) {
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("a_x", "b_x")
-	checkContains(t, "a call of a broken module", c.call("c_x", "").failure(), `module "c" can't be hosted: `)
+	checkContains(t, "a call of a broken module", c.call("c_x", "").failure(),
+		`module "c" can't be hosted: `)
 	messages, _ := c.listen()
 	var stop atomic.Bool
 	var calls sync.WaitGroup
@@ -78,7 +86,8 @@ func TestHotReload(t *testing.T) {
 			for n := 0; !stop.Load() && !t.Failed(); n++ {
 				a := mine.call("a_x", fmt.Sprintf(`{"n":%d}`, n))
 				check(t, fmt.Sprint("failure of caller ", i), a.failure(), "")
-				checkContains(t, fmt.Sprint("answer of caller ", i), a.Body, fmt.Sprintf(`\"n\":%d}`, n))
+				checkContains(t, fmt.Sprint("answer of caller ", i), a.Body,
+					fmt.Sprintf(`\"n\":%d}`, n))
 			}
 		})
 	}
@@ -105,13 +114,96 @@ func TestHotReload(t *testing.T) {
 	check(t, "a call of a new method", c.call("a_z", "").failure(), "")
 	writeFake(t, dir+"/a.usher", "good tools=x,handleIt")
 	wantStatus(t, "a delivery to a new method", d.deliver(t, "a/handleIt", "{}"), 200)
-	checkContains(t, "the log", d.Log.String(), `"module added" module=new kind=executable file=new.usher tools=1`,
+	checkContains(t, "the log", d.Log.String(),
+		`"module added" module=new kind=executable file=new.usher tools=1`,
 		`"module changed" module=a kind=executable file=a.usher tools=2`,
 		`"module failed" module=a kind=executable file=a.usher why=`,
 		`"module removed" module=other kind=executable file=other.usher`)
 }
 
-// TestFailureIsLoggedOnce has a module that can't be started, for an hour.
+// A call of an unknown tool reaches a module that was just written.
+func TestUnknownToolScans(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	c := connect(t, startDaemon(t, dir).URL)
+	for i := range 3 {
+		name := fmt.Sprint("new", i)
+		writeFake(t, dir+"/"+name+".usher", "good tools=x")
+		check(t, "a call of "+name, c.call(name+"_x", "").failure(), "")
+	}
+	checkContains(t, "an unknown tool", c.call("new0_y", "").failure(), `unknown tool "new0_y"`)
+}
+
+// An edit of a file that a module has loaded is an edit of the module, at the module's start or
+// later, and so is its repair.
+func TestPartsAreFollowed(t *testing.T) {
+	long(t)
+	for ending, row := range map[string]struct{ module, part, text, broken string }{
+		".py": {
+			"import part1\n\ndef first(): return part1.N\n\n" +
+				"def second():\n    import part2\n    return part2.N\n",
+			"part%d.py", "N = %d\n", "N = (\n",
+		},
+		".mjs": {
+			"import { N } from './part1.mjs'\nexport function first() { return N }\n" +
+				"export async function second() { return (await import('./part2.mjs')).N }\n",
+			"part%d.mjs", "export const N = %d\n", "export const N = (\n",
+		},
+	} {
+		t.Run(ending, func(t *testing.T) {
+			t.Parallel()
+			needLanguage(t, ending)
+			if ending == ".mjs" {
+				nodeTestTyped(t) // its version has load hooks
+			}
+			dir, base := t.TempDir(), t.TempDir()
+			edit := func(part int, text string) { write(t, fmt.Sprintf(dir+"/"+row.part, part), text) }
+			set := func(part, n int) { edit(part, fmt.Sprintf(row.text, n)) }
+			set(1, 10)
+			set(2, 20)
+			write(t, dir+"/m.usher"+ending, row.module)
+			d := daemonOptions{base: base}.start(t, dir)
+			c := connect(t, d.URL)
+			returns := func(tool, want string) {
+				t.Helper()
+				await(t, tool+" to return "+want, func() bool { return c.call(tool, "").text() == want })
+			}
+			returns("m_first", "10")
+			set(1, 101)
+			returns("m_first", "101")
+			returns("m_second", "20") // now part2 is known
+			set(2, 202)
+			returns("m_second", "202")
+			edit(1, row.broken)
+			await(t, "the broken part", func() bool {
+				return strings.Contains(c.call("m_first", "").failure(), "can't be hosted: ")
+			})
+			set(1, 1001)
+			returns("m_first", "1001")
+			d.stop(t)
+			write(t, dir+"/"+fmt.Sprintf(row.part, 1), strings.Replace(row.broken, "N", "M", 1))
+			d = daemonOptions{base: base}.start(t, dir)
+			c = connect(t, d.URL)
+			checkContains(t, "after a restart", c.call("m_first", "").failure(), "can't be hosted: ")
+		})
+	}
+}
+
+// A module whose import was missing is tried again, and reported once.
+func TestFailedModuleIsTriedAgain(t *testing.T) {
+	needLanguage(t, ".py")
+	long(t)
+	dir := t.TempDir()
+	write(t, dir+"/m.usher.py", "import package_that_comes_later\n\ndef f(): return 1\n")
+	d := startDaemon(t, dir)
+	c := connect(t, d.URL)
+	checkContains(t, "without the package", c.call("m_f", "").failure(), "can't be hosted: ")
+	write(t, dir+"/package_that_comes_later.py", "")
+	await(t, "a call with the package", func() bool { return c.call("m_f", "").text() == "1" })
+	check(t, "reports of the failure", strings.Count(d.Log.String(), "module failed"), 1)
+}
+
+// A module that can't be started is logged once, as long as its error stays the same.
 func TestFailureIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -121,9 +213,10 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 			r := registryOf(t, dir, log)
 			r.Approved = approved
 			for range 2 {
-				s := &scan{seen: make(map[string]bool), root: dir}
-				s.add(dir+"/m.usher", dir+"/m.usher", discovered{Name: "m", Kind: kindExecutable})
-				r.update(s)
+				s := newScan()
+				s.root = dir
+				s.add(dir+"/m.usher", dir+"/m.usher", source{Name: "m", Kind: kindExecutable})
+				r.update(s, false)
 				pass(time.Hour)
 			}
 			check(t, "times that it is logged", strings.Count(log.String(), "module failed"), 1)
@@ -131,9 +224,9 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestOddFiles has files that must not be read like files; others are hosted all
-// the same.
-func TestOddFiles(t *testing.T) {
+// A file that is not regular or too large is not read. Other modules are hosted all the
+// same.
+func TestOnlyRegularFilesAreRead(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
@@ -161,21 +254,20 @@ func introspecting(t *testing.T, dir string) *Registry {
 	t.Helper()
 	r := registryOf(t, dir, io.Discard)
 	r.introspecting.reserve(kindExecutable, maxIntrospections) // so that no introspection begins
-	r.update(scanOf("p"))
+	r.update(scanOf("p"), false)
 	return r
 }
 
 // scanOf returns a scan that finds modules in folders of these names.
 func scanOf(names ...string) *scan {
-	s := &scan{seen: make(map[string]bool)}
+	s := newScan()
 	for _, name := range names {
-		s.add("", "/w/"+name+"/m.usher", discovered{Name: name, Kind: kindExecutable})
+		s.add("", "/w/"+name+"/m.usher", source{Name: name, Kind: kindExecutable})
 	}
 	return s
 }
 
-// TestInitializeIsAnsweredAtOnce begins a session while a module is introspected: lists wait for it, initialize
-// does not.
+// initialize does not wait for modules that are introspected. Lists do.
 func TestInitializeIsAnsweredAtOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -189,9 +281,8 @@ func TestInitializeIsAnsweredAtOnce(t *testing.T) {
 	})
 }
 
-// TestWhoWaitsForModules asks for lists while modules are introspected that take for
-// ever: only modules in the scope count, and only at the start.
-func TestWhoWaitsForModules(t *testing.T) {
+// Lists wait for modules in the scope only, and only at the start.
+func TestListsWaitForTheirScope(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -206,105 +297,81 @@ func TestWhoWaitsForModules(t *testing.T) {
 		pass(startupTime - time.Second)
 		waits("at the start", scopeAll(), time.Second)
 		waits("for too long", scopeAll(), 0)
-		r.update(scanOf("p", "q"))
+		r.update(scanOf("p", "q"), false)
 		waits("later", scopeAll(), 0)
 		check(t, "pending in its folder", r.Pending(scopeDir("/w/q")), true)
 		check(t, "pending in another folder", r.Pending(scopeDir("/w/r")), false)
 	})
 }
 
-// TestIntrospectionOutlivesItsModule removes a module and adds it again while it is
-// introspected: the result of the first introspection does not count.
-func TestIntrospectionOutlivesItsModule(t *testing.T) {
+// The result of an introspection does not count for a module that was removed and added
+// again meanwhile.
+func TestLateIntrospectionIsDropped(t *testing.T) {
 	t.Parallel()
-	r := registryOf(t, t.TempDir(), io.Discard)
-	r.cancel() // no introspection begins
-	var versions []*moduleVersion
+	r := introspecting(t, t.TempDir())
+	first := r.modules["/w/p/m.usher#p"]
 	for range 2 {
-		there := &scan{seen: make(map[string]bool)}
-		there.add("", "/nowhere/a.usher", discovered{Name: "a", Kind: kindExecutable})
-		r.update(there)
-		for _, v := range r.modules {
-			versions = append(versions, v)
-		}
-		for range 2 {
-			check(t, "modules after a scan that missed the file", len(r.modules), 1)
-			r.update(&scan{})
-		}
+		check(t, "modules after a scan that missed the file", len(r.modules), 1)
+		r.update(newScan(), false)
 	}
-	check(t, "versions", len(versions), 2)
-	check(t, "modules", len(r.modules), 0)
-	r.modules[versions[1].key()] = versions[1]
-	r.buildModule(&moduleVersion{Status: versions[0].Status}, &manifest{})
-	check(t, "the first version is hosted", versions[1].Module != nil, false)
+	check(t, "modules after two such scans", len(r.modules), 0)
+	r.update(scanOf("p"), false)
+	second := r.modules["/w/p/m.usher#p"]
+	check(t, "it is the same module", first == second, false)
+	first.do(func() { first.serve(&manifest{}) })
+	check(t, "the first result counts", second.latest.Load().pool != nil, false)
 }
 
-// TestListsThatFail has servers that can't list their prompts, and one with a tool that
-// MCP forbids: their other tools are hosted.
-func TestListsThatFail(t *testing.T) {
-	slow(t) // for a list of maxList bytes from a shell
-	t.Parallel()
+// A server that can't list its prompts, or has a tool that MCP forbids, is hosted with its
+// other tools.
+func TestFailedListHidesNoTools(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
-	writeScript(t, dir+"/a.usher", `"tools":{},"prompts":{}`, "")
-	writeScript(t, dir+"/b.usher", `"tools":{},"prompts":{}`, `prompts=endless
-page=$(head -c 999999 /dev/zero | tr '\0' x)
-endless() { result '{"prompts":[],"x":"'$page'","nextCursor":"c"}'; }`)
+	writeFake(t, dir+"/a.usher", "good tools=x prompts=fail")
+	writeFake(t, dir+"/b.usher", "good tools=x prompts=endless")
 	writeFake(t, dir+"/c.usher", "good toolsIn="+dir+"/tools")
 	write(t, dir+"/tools", `[{"Name":"bad","Schema":{"type":"array"}},{"Name":"x"}]`)
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "b_x", "c_x")
-	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
-	checkContains(t, "usher modules", out, "note: prompts/list: no prompts today",
-		"note: prompts/list: the list is larger than 16 MiB", "note: tools/list: bad is left out")
+	out := modulesOf(t, dir, nil)
+	checkContains(t, "usher modules", out, "note: prompts/list: no prompts/list",
+		"note: prompts/list: the list is larger than 16 MiB",
+		"note: tools/list: bad is left out")
 	for list, item := range map[string]string{
 		"tools": `{"inputSchema":{"type":"object"}}`, "resources": `{"name":"a"}`,
 		"prompts": `{}`, "resourceTemplates": `{"uriTemplate":"x://{a}"}`,
 	} {
-		check(t, list+" may have "+item, checkDefinition(list, json.RawMessage(item)) == nil, false)
+		check(t, list+" may have "+item,
+			checkDefinition(list, json.RawMessage(item)) == nil, false)
 	}
 }
 
-// TestListsOfASession has processes add a tool: that of a session adds it for nobody, but
-// usher looks again at what a new process has.
-func TestListsOfASession(t *testing.T) {
+// A tool that a session's process adds is added for nobody else. usher looks again at what
+// a new process has.
+func TestListsBelongToProcesses(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	tools := func(more string) { write(t, dir+"/tools", `[{"Name":"grow","Does":"grow"}`+more+"]") }
+	tools := func(more string) {
+		write(t, dir+"/tools", `[{"Name":"grow","Does":"grow"}`+more+"]")
+	}
 	tools("")
 	writeFake(t, dir+"/own.usher", "good toolsIn="+dir+"/tools")
 	writeShared(t, dir, "shared", "good tools=grow")
 	c := connect(t, startDaemon(t, dir).URL)
 	c.awaitTools("own_grow", "shared_grow")
 	tools(`,{"Name":"late"}`)
-	check(t, "failure", c.call("own_grow", "").failure()+c.call("shared_grow", "").failure(), "")
+	check(t, "failure", c.call("own_grow", "").failure()+
+		c.call("shared_grow", "").failure(), "")
 	c.awaitTools("own_grow", "own_late", "shared_extra1", "shared_grow")
 }
 
-// writeScript writes a module with one tool, x, which begins with a shell command.
-func writeScript(t *testing.T, path, capabilities, begin string) {
-	t.Helper()
-	write(t, path, "#!/bin/sh\n"+begin+"\n"+`
-result() { echo '{"jsonrpc":"2.0","id":'$id',"result":'"$1"'}'; }
-refuse() { echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":'$1',"message":"'"$2"'"}}'; }
-while read -r line; do
-	id=${line#*'"id":'}; id=${id%%[,\}]*}
-	case $line in
-	*'"server/discover"'*) refuse -32601 unknown ;;
-	*'"initialize"'*) result '{"protocolVersion":"2025-11-25","capabilities":{`+capabilities+`},
-		"serverInfo":{"name":"x","version":"1"}}' | tr -d '\n\t'; echo ;;
-	*'"tools/list"'*) result '{"tools":[{"name":"x","inputSchema":{"type":"object"}}]}' ;;
-	*'"prompts/list"'*) ${prompts:-refuse -32603} "no prompts today" ;;
-	esac
-done
-`)
-	must(t, os.Chmod(path, 0o755))
-}
-
-func TestConfigFiles(t *testing.T) {
+// An edit of a .mcp.json restarts the changed entries only. Half an edit changes nothing.
+func TestConfigReloadsChangedEntries(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	exe := testBinary(t)
 	entry := func(name, tools string) string {
-		return fmt.Sprintf(`%q:{"command":%q,"env":{%q:"good tools=%s"}}`, name, exe, runAsFake, tools)
+		return fmt.Sprintf(`%q:{"command":%q,"env":{%q:"good tools=%s"}}`, name, exe,
+			runAsFake, tools)
 	}
 	path := dir + "/" + configName
 	replace := func(entries ...string) {
@@ -315,16 +382,56 @@ func TestConfigFiles(t *testing.T) {
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("one_x", "two_pid")
-	pid := resultText(c.call("two_pid", "").result())
+	pid := c.call("two_pid", "").text()
 	replace(entry("one", "x"), entry("two", "pid"), `"late":{"command":"${NOPE_NOT_SET}"}`)
 	d.awaitLog(t, "module=late kind=.mcp.json")
 	replace(`"one":{`) // half an edit
 	d.awaitLog(t, "at line 1")
 	c.awaitTools("one_x", "two_pid")
 	must(t, os.Mkdir(dir+"/sub", 0o755))
-	in := fmt.Sprintf(`"three":{"command":%q,"env":{%q:"good tools=env"},"cwd":"sub"}`, exe, runAsFake)
+	in := fmt.Sprintf(`"three":{"command":%q,"env":{%q:"good tools=env"},"cwd":"sub"}`,
+		exe, runAsFake)
 	replace(entry("one", "y"), entry("two", "pid"), in)
 	c.awaitTools("one_y", "three_env", "two_pid")
-	check(t, "PWD", resultText(c.call("three_env", `{"name":"PWD"}`).result()), "true "+dir+"/sub")
-	check(t, "the process of an unchanged entry", resultText(c.call("two_pid", "").result()), pid)
+	check(t, "PWD", c.call("three_env", `{"name":"PWD"}`).text(), "true "+dir+"/sub")
+	check(t, "the process of an unchanged entry", c.call("two_pid", "").text(), pid)
+}
+
+// A panic ends one scan of the workspace. The next one happens.
+func TestPanicEndsScan(t *testing.T) {
+	long(t)
+	dir, first := t.TempDir(), true
+	var out output
+	r := newRegistry(registryConfig{
+		Roots:    []string{dir},
+		CacheDir: t.TempDir(),
+		Log:      slog.New(slog.NewTextHandler(&out, nil)),
+		Watch:    true,
+		Only: func(string) bool {
+			if first {
+				first = false
+				panic("in a scan")
+			}
+			return true
+		},
+	})
+	defer r.Close()
+	writeFake(t, dir+"/a.usher", "good tools=x")
+	await(t, "the module", func() bool { return len(r.View(scopeAll()).Modules) == 1 })
+	checkContains(t, "the log", out.String(), "in a scan")
+}
+
+// The reason that clients see is about the module's file, and contains no absolute path.
+func TestFaultHasNoPath(t *testing.T) {
+	for details, want := range map[string]string{
+		"m.usher.py:3: SyntaxError":                 ": m.usher.py:3: SyntaxError",
+		"warning\nm.usher.py:3: a/b is no module":   ": m.usher.py:3: a/b is no module",
+		"m.usher.py:3: can't read /home/ada/x":      ": see usher modules",
+		`m.usher.py:3: can't read "C:\Users\ada\x"`: ": see usher modules",
+		"/home/ada/m.usher.py:3: SyntaxError":       ": see usher modules",
+		"other.py:3: SyntaxError":                   ": see usher modules",
+	} {
+		check(t, details, faultLine(processFault("m", "crashed", details), "m.usher.py"), want)
+	}
+	check(t, "another error", faultLine(errTimeout, "m.usher.py"), "")
 }

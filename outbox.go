@@ -25,7 +25,7 @@ const keepAlive = 15 * time.Second
 // has gone.
 type frame struct {
 	msg   []byte // one line
-	list  []byte // an object that many messages share: its members and "}}" follow msg
+	list  []byte // a value that many messages share: it and "}}" follow msg
 	event string // the kind of event; "" for a message
 }
 
@@ -35,7 +35,7 @@ func (f frame) parts(tail string) [][]byte {
 	if f.list == nil {
 		return [][]byte{append(f.msg, tail...)}
 	}
-	return [][]byte{f.msg, f.list[1:], []byte("}" + tail)}
+	return [][]byte{f.msg, f.list, []byte("}}" + tail)}
 }
 
 // connection is what an outbox writes to.

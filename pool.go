@@ -10,7 +10,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -32,40 +31,33 @@ type Caller struct {
 	// the session has ended or got another claim. nil if that never happens. The callers with
 	// one Member share a process of a hosted server, which ends with it, once its calls are
 	// answered: those of a session, or those of a principal without a session.
-	Member    context.Context
-	Stateless bool       // the params are of the protocol version without sessions
-	Caps      clientCaps // what the caller can be asked for
-	Level     string     // the lowest level of log messages it wants; "" if it has set none
+	Member context.Context
+	// Sessionless says that the caller is an MCP client without a session.
+	Sessionless bool
+	Client      clientProfile
 
 	// Notify passes a notification on to the caller. The goroutine that reads the
 	// module's output calls it, so it must not wait for a client or a module. nil drops
 	// notifications.
-	Notify func(method string, params json.RawMessage)
-	// Ask asks the caller and waits for the answer until ctx ends. Its errors are
-	// *rpcError, or ctx's cause. Ask is nil if the caller can't be asked.
-	Ask func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
+	Notify func(method string, params object)
+	// Ask asks the caller, if it has the capabilities, and waits for the answer until ctx
+	// ends. Its errors are *rpcError, or ctx's cause. Ask is nil if nobody can be asked.
+	Ask func(ctx context.Context, method string, params object) (object, error)
 }
 
 // reachable reports whether the caller may get a message outside of its calls: it still belongs
 // to its principal, whose claim can be read.
 func (c Caller) reachable() bool {
-	return (c.Member == nil || c.Member.Err() == nil) && c.Principal.Readable()
+	return (c.Member == nil || c.Member.Err() == nil) && c.Principal.Unreadable() == nil
 }
 
-// checkAskable reports why the caller can't be asked something, and the capabilities
-// that it lacks.
-func (c Caller) checkAskable(method string, params json.RawMessage) (lacked clientCaps, err error) {
-	needs, known := needsOf(method, params)
-	lacked = needs &^ c.Caps
-	switch {
-	case !known:
-		err = rpcErrorf(codeNoMethod, "unknown method %s", clipText(method, 100))
-	case c.Ask == nil: // no MCP client, or one that is not asked in this way
-		err = errMissingCaps(needs)
-	case lacked != 0:
-		err = errMissingCaps(lacked)
+// ask asks the caller, if it is a client that can be asked.
+func (c Caller) ask(ctx context.Context, method string, params object) (object, error) {
+	if c.Ask == nil {
+		_, err := clientCaps(0).checkAsk(method, params)
+		return nil, err
 	}
-	return lacked, err
+	return c.Ask(ctx, method, params)
 }
 
 const (
@@ -83,19 +75,25 @@ var (
 	errUnapproved = errors.New("not approved: read it, then run usher approve")
 )
 
-// pool is all processes of one module. Safe for concurrent use.
+// pool is all processes of one version of a module. Safe for concurrent use.
 type pool struct {
-	name       string
-	perSession bool // one process for each Member, and not one for all callers
+	source
+	perSession bool            // one process for each Member, and not one for all callers
+	ctx        context.Context // ends when the pool accepts no new calls; starts of processes end with it
+	cancel     context.CancelFunc
 	// start starts a process. owner is the caller that a process for one Member is
 	// started for; nil for a shared process.
 	start   func(owner *Caller) (*Worker, error)
 	shell   *shellRunner        // runs the calls of a shell module instead of processes; else nil
 	timeout time.Duration       // how long a call may be silent, and wait before it is made; 0 is unlimited
 	calls   counter[*Principal] // running
-	started counter[*Principal] // processes, until they have ended
+	started counter[*Principal] // processes, until they have ended, except those of needsNoRoom
 	running *sync.WaitGroup     // counts the processes
-	retired atomic.Bool         // the pool accepts no new calls
+	called  atomic.Bool         // a call has been made
+	offers  string              // a hash of the manifest that is served; see moduleOwner
+
+	newest  atomic.Pointer[Worker] // the last process that started or announced a change of its lists
+	drifted chan struct{}          // 1-buffered: its lists may differ from those that are served
 
 	mu      sync.Mutex                    // guards the fields below
 	procs   []*process                    // waiting, running or ending, in the order of their first calls
@@ -122,13 +120,13 @@ type process struct {
 // that it needs input, call asks a caller with a session for it. If the error is
 // errRetired, the pool was retired and nothing was done.
 func (p *pool) call(ctx context.Context, caller Caller, method string,
-	params object) (json.RawMessage, error) {
+	params object) (object, error) {
 	for range maxRounds {
 		result, err := p.callOnce(ctx, caller, method, params)
 		if errors.Is(err, errNotSent) {
 			continue
 		}
-		if err != nil || caller.Stateless || stringField(result, "resultType") != resultInput {
+		if err != nil || caller.Sessionless || result.text("resultType") != resultInput {
 			return result, err
 		}
 		params, err = answerInput(ctx, caller, params, result)
@@ -136,15 +134,16 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 			return nil, err
 		}
 	}
-	return nil, rpcErrorf(codeInternal, "module %q keeps asking for input or ending", p.name)
+	return nil, rpcErrorf(codeInternal, "module %q keeps asking for input or ending", p.Name)
 }
 
 // callOnce makes one request, when there is a process and a slot for it.
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
-	params object) (result json.RawMessage, err error) {
-	if p.retired.Load() {
+	params object) (result object, err error) {
+	if p.ctx.Err() != nil {
 		return nil, errRetired
 	}
+	p.called.Store(true)
 	request := p.shell.request
 	if p.shell == nil {
 		c, failed := p.enter(ctx, caller)
@@ -178,6 +177,23 @@ func lastCheck(caller Caller) error {
 	return err
 }
 
+// introspect runs read with a process for all callers, which then stays for their calls, or
+// else with a process of its own. It waits for the start as long as that takes.
+func (p *pool) introspect(read func(w *Worker) (*manifest, error)) (*manifest, error) {
+	member, end := context.WithCancel(p.ctx)
+	defer end()
+	c, err := p.pick(Caller{Member: member})
+	if err != nil {
+		return nil, err
+	}
+	defer p.leave(c, false)
+	<-c.ready
+	if c.err != nil {
+		return nil, c.err
+	}
+	return read(c.worker)
+}
+
 // enter returns the process for a caller, and starts it if there is none. The process is
 // not stopped before leave.
 func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
@@ -203,7 +219,7 @@ func (p *pool) await(ctx context.Context, caller Caller, done <-chan struct{}) e
 		return nil
 	default: // only a call that has to wait costs a timer
 	}
-	busy := fmt.Errorf("module %q is busy or still starting: try again", p.name)
+	busy := fmt.Errorf("module %q is busy or still starting: try again", p.Name)
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
 	defer cancel()
 	return caller.Principal.waitFor(ctx, done)
@@ -213,7 +229,7 @@ func (p *pool) await(ctx context.Context, caller Caller, done <-chan struct{}) e
 func (p *pool) pick(caller Caller) (*process, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.retired.Load() {
+	if p.ctx.Err() != nil {
 		return nil, errRetired
 	}
 	if !p.perSession {
@@ -222,7 +238,7 @@ func (p *pool) pick(caller Caller) (*process, error) {
 	c := p.find(caller.Member)
 	if c == nil || p.replace(c) {
 		if wait := time.Until(p.crashed[caller.Member]); wait > 0 {
-			return nil, fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.name, wait.Seconds())
+			return nil, fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, wait.Seconds())
 		}
 		c = &process{caller: caller, ready: make(chan struct{})}
 		p.procs = append(p.procs, c)
@@ -269,7 +285,7 @@ func (p *pool) startWaiting() {
 	for _, c := range p.procs {
 		switch {
 		case c.started:
-		case p.started.reserve(c.caller.Principal, 1):
+		case c.needsNoRoom() || p.started.reserve(c.caller.Principal, 1):
 			c.started = true
 			p.running.Go(func() { p.run(c) })
 		default:
@@ -277,6 +293,10 @@ func (p *pool) startWaiting() {
 		}
 	}
 }
+
+// needsNoRoom reports whether the process is for usher itself or for all callers. There is at most
+// one of these, beside one that is ending.
+func (c *process) needsNoRoom() bool { return c.caller.Session == "" }
 
 // makeRoom makes the process end that has been idle longest, if possible one of the
 // principal who needs room. It does nothing while another process makes room. The caller
@@ -351,6 +371,9 @@ func (p *pool) run(c *process) {
 		owner = &c.caller
 	}
 	w, err := p.start(owner)
+	if err != nil && p.ctx.Err() != nil {
+		err = errRetired
+	}
 	p.mu.Lock()
 	c.worker = w
 	c.err = err
@@ -373,7 +396,9 @@ func (p *pool) run(c *process) {
 		}
 		p.crashed[c.caller.Member] = next
 	}
-	p.started.release(c.caller.Principal, 1)
+	if !c.needsNoRoom() {
+		p.started.release(c.caller.Principal, 1)
+	}
 	p.remove(c)
 	p.startWaiting()
 }
@@ -391,13 +416,30 @@ func (p *pool) orphan(c *process) {
 	}
 }
 
-// retire refuses new calls, and ends the processes after the calls under way.
+// listsChanged reports that the lists of w may differ from those that are served.
+func (p *pool) listsChanged(w *Worker) {
+	p.newest.Store(w)
+	wake(p.drifted)
+}
+
+// retire refuses new calls, and ends the processes after the calls under way. A new call waits for
+// the next catalog: see Registry.Call. p may be nil.
 func (p *pool) retire() {
+	if p == nil {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.retired.Store(true)
+	p.cancel()
 	for _, c := range slices.Clone(p.procs) {
 		p.end(c)
+	}
+}
+
+// endUncalled ends the process that has answered an introspection, unless a call was made.
+func (p *pool) endUncalled() {
+	if !p.called.Load() {
+		p.reap(time.Now(), 1)
 	}
 }
 
@@ -422,24 +464,22 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 // answerInput asks the caller for the input that a result asks for, and returns params
 // with the answers (MCP 2026-07-28, basic/patterns/mrtr). The error, which may be shown
 // to the caller, says that the caller can't be asked or did not answer.
-func answerInput(ctx context.Context, caller Caller, params object, result json.RawMessage) (object, error) {
+func answerInput(ctx context.Context, caller Caller, params, result object) (object, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errNoAnswer)
 	defer cancel()
 	var answers object
-	for _, request := range members(field(result, "inputRequests")) {
-		method := stringField(request.value, "method")
-		wanted := field(request.value, "params")
-		if _, err := caller.checkAskable(method, wanted); err != nil {
+	for _, request := range result.object("inputRequests") {
+		asked := members(request.value)
+		method := asked.text("method")
+		wanted := asked.object("params")
+		answer, err := caller.ask(ctx, method, wanted)
+		if err != nil {
 			return nil, rpcErrorf(codeInternal, "%v", err)
 		}
-		answer, err := caller.Ask(ctx, method, wanted)
-		if err != nil {
-			return nil, err
-		}
-		answers = append(answers, member{request.key, answer})
+		answers = append(answers, member{request.key, answer.encode()})
 	}
 	params = params.without("requestState").set("inputResponses", answers.encode())
-	if state := field(result, "requestState"); state != nil {
+	if state := result.get("requestState"); state != nil {
 		params = params.set("requestState", state)
 	}
 	return params, nil
@@ -455,27 +495,29 @@ type subscription struct {
 	stream *call // of a stateless module
 }
 
-// alive reports whether the process that reports the changes still runs.
-func (s *subscription) alive() bool { return s.worker.alive() }
-
 // listen opens a stream of a stateless module for a caller, and returns its call, which
 // endCall ends. usher ignores it if the module ends the stream earlier.
 func (w *Worker) listen(caller Caller, filter object) (*call, error) {
 	params := object{{"notifications", filter.encode()}}
-	return w.requestOnly(caller, "subscriptions/listen", statelessParams(params, allCaps, ""))
+	return w.requestOnly(caller, "subscriptions/listen", params)
 }
 
 // subscribe asks the module to report changes of a resource, in the caller's process, until
-// the subscription is released or the process ends. The reports go to caller.Notify.
-func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (*subscription, error) {
+// release is called, or the process ends, which closes ended. The reports go to caller.Notify.
+func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (
+	ended <-chan struct{}, release func(), err error,
+) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	release = func() {}
 	c, err := p.enter(ctx, caller)
 	if err != nil {
-		return nil, err
+		return nil, release, err
 	}
 	defer p.leave(c, false)
 	w := c.worker
-	if !isTrue(field(w.capability("resources"), "subscribe")) {
-		return nil, rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.name)
+	if !isTrue(members(w.capability("resources")).get("subscribe")) {
+		return nil, release, rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
 	}
 	sub := &subscription{worker: w, caller: caller, uri: uri}
 	w.update(func(s *workerState) { s.subs[sub] = true })
@@ -490,9 +532,9 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (*subsc
 	}
 	if err != nil {
 		sub.release() // the module may have subscribed anyway
-		return nil, err
+		return nil, release, err
 	}
-	return sub, nil
+	return w.ctx.Done(), sub.release, nil
 }
 
 // release ends the subscription. The module's reports continue if another subscription
@@ -516,8 +558,8 @@ func (sub *subscription) release() {
 
 // updated notifies the subscribers of a resource that has changed, or of one above it (MCP,
 // server/resources, "Subscriptions"), once for each session.
-func (w *Worker) updated(method string, params json.RawMessage) {
-	uri := stringField(params, "uri")
+func (w *Worker) updated(method string, params object) {
+	uri := params.text("uri")
 	var subs []*subscription
 	w.update(func(s *workerState) { subs = slices.Collect(maps.Keys(s.subs)) })
 	notified := make(map[string]bool)

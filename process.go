@@ -259,24 +259,24 @@ func moduleEnv(source string, extra []string) []string {
 
 // shellRunner runs the functions of a shell module: each call in a process of its own.
 type shellRunner struct {
-	discovered
+	source
 	log    *slog.Logger
 	groups *groups
-	kept   context.Context                      // background processes go on until it ends
-	check  func(discovered) (discovered, error) // see Registry.checkApproved
+	kept   context.Context              // background processes go on until it ends
+	check  func(source) (source, error) // see Registry.checkApproved
 }
 
 // request calls the function that params name: see Worker.request. If ctx ends, request ends
 // the function and does not wait for its end; the call keeps its slot until then.
 func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, params object,
-	timeout time.Duration, slot *slot[*Principal]) (json.RawMessage, error) {
+	timeout time.Duration, slot *slot[*Principal]) (object, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silent := fmt.Errorf("module %q: %w within %v", s.Name, errTimeout, timeout)
 	timeout = cmp.Or(timeout, math.MaxInt64)
 	timer := time.AfterFunc(timeout, func() { cancel(silent) })
 	defer timer.Stop()
-	token := field(params.get("_meta"), "progressToken")
+	token := params.object("_meta").get("progressToken")
 	progress := func(m [][]byte) {
 		timer.Reset(timeout)
 		if !isNull(token) && caller.Notify != nil && ctx.Err() == nil {
@@ -285,10 +285,10 @@ func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, para
 				{"progress", m[1]},
 				{"message", quote(string(m[3]))},
 				{"total", m[2]},
-			}.encode())
+			})
 		}
 	}
-	var result json.RawMessage
+	var result object
 	var err error
 	done := make(chan struct{})
 	go func() {
@@ -305,7 +305,7 @@ func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, para
 
 // call runs one function until it ends, and returns the result of the call.
 func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawMessage,
-	progress func(match [][]byte)) json.RawMessage {
+	progress func(match [][]byte)) object {
 	var args []string
 	var output []byte
 	var lastLines string
@@ -335,9 +335,7 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 		functions, lastLines, err = s.run(ctx, script, nil, nil, script.listFunctions())
 	}
 	if err == nil {
-		m := script.manifest(strings.Fields(string(functions)))
-		m.Version = s.cacheVersion()
-		return m, nil
+		return script.manifest(strings.Fields(string(functions))), nil
 	}
 	if errors.Is(err, errUnapproved) {
 		return nil, err
@@ -351,7 +349,7 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 // run ends the shell and everything that it started; otherwise, background processes go on.
 func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte,
 	progress func(match [][]byte), args []string) (output []byte, lastLines string, err error) {
-	if _, err := s.check(s.discovered); err != nil {
+	if _, err := s.check(s.source); err != nil {
 		return nil, "", err
 	}
 	cmd := exec.Command(script.shell, slices.Concat(script.options, args)...)

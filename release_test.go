@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestRelease releases a clone under another module path, as CONTRIBUTING.md says, and
-// then a clone of the clone: nothing depends on the path or the folder.
+// A clone can be released under another module path, as CONTRIBUTING.md says. A clone of
+// the clone is the same: nothing depends on the path or the folder.
 func TestRelease(t *testing.T) {
 	slow(t)
 	need(t, "git")
@@ -18,7 +18,8 @@ func TestRelease(t *testing.T) {
 	run := func(dir string, line ...string) (string, error) {
 		cmd := exec.Command(line[0], line[1:]...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "RELEASE_TARGETS="+runtime.GOOS+"/"+runtime.GOARCH, "GIT_AUTHOR_NAME=a",
+		cmd.Env = append(os.Environ(), "RELEASE_TARGETS="+runtime.GOOS+"/"+
+			runtime.GOARCH, "GIT_AUTHOR_NAME=a",
 			"GIT_AUTHOR_EMAIL=a@b", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@b")
 		out, err := cmd.CombinedOutput()
 		return string(out), err

@@ -64,8 +64,8 @@ func (m moduleReport) Summary() string {
 // webhooks are those of the view of hooks, with URLs of a daemon.
 func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []moduleReport {
 	list := []moduleReport{}
-	states, catalog := r.Report()
-	for _, s := range states {
+	catalog := r.Catalog()
+	for _, s := range catalog.modules {
 		m := moduleReport{
 			Name:  s.Name,
 			Kind:  s.Kind,
@@ -74,13 +74,10 @@ func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []mod
 			State: "ready",
 			Tools: []toolReport{},
 		}
-		switch {
-		case !scope.Contains(s.Source):
+		if scope.Contains(s.Source) {
+			a.addModule(&m, s, catalog.View(scope), catalog.View(hooks), daemon)
+		} else {
 			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
-		case s.Module == nil:
-			m.Problems = s.Problems
-		default:
-			a.addModule(&m, s.Module, catalog.View(scope), catalog.View(hooks), daemon)
 		}
 		switch {
 		case s.Err != nil:
@@ -113,10 +110,11 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 			Name:   t.Name,
 			Method: t.Method.Name,
 			About:  t.Method.About(),
-			Params: t.Method.Parameters(),
+			Params: strings.Join(t.Method.Parameters, ", "),
 		}
-		if path := whole.WebhookPath(hook); path != "" {
-			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + webhookPrefix[1:] + path
+		receiver, others := whole.Hook(hook.HookPath)
+		if receiver == hook {
+			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + webhookPrefix[1:] + hook.HookPath
 			tool.Off = daemon.WebhooksOff
 			tool.Signed = t.Method.Signature != ""
 			tool.Secret = daemon.Secret || a.getenv(webhookSecretVar) != ""
@@ -127,7 +125,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		if len(t.Name) > maxToolName {
 			note("%s: some clients refuse this name: with mcp__usher__ it has over 64 characters", t.Name)
 		}
-		if _, others := whole.Hook(hook.HookPath); len(others) > 0 {
+		if len(others) > 0 {
 			note("%s: its webhook is not served, as several webhooks have the path %s: %s",
 				tool.Method, hook.HookPath, strings.Join(others, ", "))
 		}
@@ -186,9 +184,12 @@ func readDaemon(dataDir string) (d daemonRecord) {
 // readReport returns the modules below dirs from the report of a running daemon. It reports
 // false if no daemon serves each of dirs.
 func (a *app) readReport(dirs []string) (list []moduleReport, ok bool) {
+	isBelow := func(folders []string, path string) bool {
+		return slices.ContainsFunc(folders, func(dir string) bool { return scopeDir(dir).Contains(path) })
+	}
 	served := readDaemon(a.data).Roots
 	for _, dir := range dirs {
-		if !slices.ContainsFunc(served, func(root string) bool { return scopeDir(root).Contains(dir) }) {
+		if !isBelow(served, dir) {
 			return nil, false
 		}
 	}
@@ -196,9 +197,7 @@ func (a *app) readReport(dirs []string) (list []moduleReport, ok bool) {
 	if err != nil || json.Unmarshal(raw, &list) != nil {
 		return nil, false
 	}
-	return slices.DeleteFunc(list, func(m moduleReport) bool {
-		return !slices.ContainsFunc(dirs, func(dir string) bool { return scopeDir(dir).Contains(m.Path) })
-	}), true
+	return slices.DeleteFunc(list, func(m moduleReport) bool { return !isBelow(dirs, m.Path) }), true
 }
 
 //go:embed help/page.html
@@ -219,7 +218,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		reason := strings.TrimSuffix(e.Msg, ": "+howToPresent) // the page has a field for a code
 		d.writePage(w, r, e.Status, pageContent{Refused: reason, Coded: true})
 	}
-	handle(d.log, refuse, func(w http.ResponseWriter, r *http.Request) error {
+	handle(w, r, d.log, refuse, func() error {
 		from, err := d.server.admitGET(r)
 		if err != nil {
 			return err
@@ -242,7 +241,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		})
 		d.writePage(w, r, http.StatusOK, p)
 		return nil
-	})(w, r)
+	})
 }
 
 // pageURL returns the URL by which a browser has reached the daemon, or -public-url.

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // runtimeFiles are the shims and starters of the languages.
@@ -97,27 +98,92 @@ type launch struct {
 	Dir  string   // working directory
 	Env  []string // NAME=value, added to the daemon's
 
-	Shared  bool       // one process serves all callers
-	Imports *goImports // of a Go module; nil if they are not known
+	Shared bool // one process serves all callers
 }
 
 // launchFile returns how to start the module in a file of any kind but Go, shell and .mcp.json. It
 // writes the shim of the language to cacheDir, unless it is there.
-func launchFile(d discovered, cacheDir string) (l launch, err error) {
-	l.Path = d.Source
-	l.Dir = filepath.Dir(d.Source)
+func launchFile(s source, cacheDir string) (l launch, err error) {
+	l.Path = s.Source
+	l.Dir = filepath.Dir(s.Source)
 	var shim string
-	switch d.Kind {
+	switch s.Kind {
 	case kindPython:
 		shim, err = placeShim("shim.py", cacheDir)
 		l.Path, _ = pythonFor(l.Dir)
-		l.Args = []string{"-B", "-u", shim, d.Source} // -B: it writes nothing beside the module
+		l.Args = []string{"-B", "-u", shim, s.Source} // -B: it writes nothing beside the module
 	case kindNode:
 		shim, err = placeShim("shim.mjs", cacheDir)
 		l.Path = "node"
-		l.Args = []string{"--no-warnings", shim, d.Source}
+		l.Args = []string{"--no-warnings", shim, s.Source}
 	}
 	return l, err
+}
+
+// parts are the files that a module has loaded.
+type parts struct {
+	Paths   []string // a folder stands for the source files of a Go package
+	Version string   // of the files, from before they were loaded
+	Binary  string   // the program that was built from them; "" for none
+}
+
+// newParts returns parts with the version that they have now.
+func newParts(paths []string) *parts {
+	return &parts{Paths: paths, Version: partsVersion(paths)}
+}
+
+// changed reports whether one of the files has changed since it was loaded.
+func (p *parts) changed() bool { return p != nil && p.Version != partsVersion(p.Paths) }
+
+// refreshed returns the same parts with the version that they have now.
+func (p *parts) refreshed() *parts {
+	if p == nil {
+		return nil
+	}
+	return newParts(p.Paths)
+}
+
+// with returns the parts with more paths. If a known part has changed, it returns p, for the next
+// scan to notice.
+func (p *parts) with(paths []string) *parts {
+	var known []string
+	if p != nil {
+		known = p.Paths
+	}
+	more := slices.DeleteFunc(paths, func(path string) bool { return slices.Contains(known, path) })
+	if len(more) == 0 || p.changed() {
+		return p
+	}
+	return newParts(slices.Concat(known, more))
+}
+
+// renewBinary reports whether the program that was built from the files can still be used. It
+// keeps keepBuild from removing the program.
+func (p *parts) renewBinary() bool {
+	now := time.Now()
+	return p != nil && p.Binary != "" && !p.changed() && os.Chtimes(p.Binary, now, now) == nil
+}
+
+// goPackageFile matches the names of the files that make up a Go package.
+var goPackageFile = regexp.MustCompile(`\.(go|c|cc|cpp|h|s|S)$`)
+
+// partsVersion returns a text that changes when one of the files does.
+func partsVersion(paths []string) string {
+	var version strings.Builder
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err == nil && !info.IsDir() {
+			fmt.Fprintln(&version, path, fileVersion(info))
+			continue
+		}
+		files, _ := os.ReadDir(path)
+		for _, file := range files {
+			if info, err := file.Info(); err == nil && goPackageFile.MatchString(file.Name()) {
+				fmt.Fprintln(&version, file.Name(), fileVersion(info))
+			}
+		}
+	}
+	return hashOf(version.String())
 }
 
 // pythonFor returns the Python that runs a module in dir. If it is that of the folder's virtual
@@ -186,7 +252,7 @@ func isBelow(path string, folders []string) bool {
 
 // configModules reads a .mcp.json file in the folder dir. It returns the entries, each with
 // how to start it or why it can't be started. The error means that the whole file is invalid.
-func configModules(raw []byte, dir string) ([]discovered, error) {
+func configModules(raw []byte, dir string) ([]source, error) {
 	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
 	bad, invalid := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
 	if invalid && bad.Offset > 0 {
@@ -200,34 +266,34 @@ func configModules(raw []byte, dir string) ([]discovered, error) {
 	if servers == nil {
 		return nil, errors.New(`want {"mcpServers": {"NAME": {"command": "…"}}}, not "servers"`)
 	}
-	var list []discovered
+	var list []source
 	for _, server := range servers {
 		disabled := isTrue(field(server.value, "disabled"))
 		if disabled || string(field(server.value, "enabled")) == "false" {
 			continue
 		}
-		d := discovered{
+		s := source{
 			Name:    server.key,
 			Kind:    kindConfig,
 			Content: fmt.Sprintf("%x", sha256.Sum256(oneLine(server.value))),
-			Err:     checkModuleName(server.key),
+			Invalid: checkModuleName(server.key),
 		}
-		if d.Err == nil {
-			d.Err = d.readEntry(server.value, dir)
+		if s.Invalid == nil {
+			s.Invalid = s.readEntry(server.value, dir)
 		}
-		d.Version = hashOf(string(marshal(d.Launch)), d.Content)
-		list = append(list, d)
+		s.Version = hashOf(string(marshal(s.Launch)), s.Content)
+		list = append(list, s)
 	}
 	return list, nil
 }
 
 // readEntry reads the fields of a .mcp.json entry. It returns the first error.
-func (d *discovered) readEntry(raw json.RawMessage, dir string) error {
+func (s *source) readEntry(raw json.RawMessage, dir string) error {
 	list := members(raw)
 	if list == nil {
 		return errors.New("the entry is not an object")
 	}
-	l := &d.Launch
+	l := &s.Launch
 	var env map[string]string
 	known := map[string]any{
 		"command":  &l.Path,
@@ -242,7 +308,7 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string) error {
 	for _, f := range list {
 		into, ok := known[f.key]
 		if !ok {
-			d.Problems = append(d.Problems, fmt.Sprintf("unknown field %q is ignored", f.key))
+			s.Notes = append(s.Notes, fmt.Sprintf("unknown field %q is ignored", f.key))
 			continue
 		}
 		text, err := expandVariables(string(f.value))
@@ -301,7 +367,7 @@ func startError(err error) error {
 // installHints say what to do if a program that many modules need is missing.
 var installHints = map[string]string{
 	"python": ": install Python 3.9 or newer, or make a .venv beside the module",
-	"node":   ": install Node.js, 20.6 or newer; TypeScript needs 22.13",
+	"node":   ": install Node.js, 20.19 or newer; TypeScript needs 22.18",
 }
 
 // variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a
@@ -333,51 +399,50 @@ func expandVariables(raw string) (out string, err error) {
 	return out, err
 }
 
-// discovered is a module as a scan finds it.
-type discovered struct {
-	Name     string // "" for a file or folder that can't be read
-	Kind     Kind
-	Path     string // as found, which may be a link
-	Source   string // symlinks resolved
-	Root     string // the hosted DIR that it was found below
-	Launch   launch // of a .mcp.json entry
-	Problems []string
-	Err      error // why it can't be hosted
+// source is a file, or an entry of a .mcp.json file, that may be a module, as a scan finds it.
+type source struct {
+	Name    string // "" for a file or folder that can't be read
+	Kind    Kind
+	Path    string // as found, which may be a link
+	Source  string // symlinks resolved
+	Root    string // the hosted DIR that it was found below
+	Launch  launch // of a .mcp.json entry
+	Notes   []string
+	Invalid error // why it can't be hosted
 
-	Python      []string // files of the virtual environment that runs it: see pythonFor
-	FileVersion string   // changes with the source file
-	Version     string   // changes with the file or entry, and with the files of Python
-	Content     string   // what an approval covers (see readContent); "" if it is not known
+	Python  []string // files of the virtual environment that runs it: see pythonFor
+	Version string   // changes with the file or entry, and with the files of Python
+	Content string   // what an approval covers (see readContent); "" if it is not known
 }
 
 // key identifies a module over time.
-func (d discovered) key() string { return d.Source + "#" + d.Name }
+func (s source) key() string { return s.Source + "#" + s.Name }
 
 // approvalKey identifies a module in the record of approved modules. A link can give a file
 // another kind.
-func (d discovered) approvalKey() string { return fmt.Sprintf("%s (%s)", d.key(), d.Kind) }
+func (s source) approvalKey() string { return fmt.Sprintf("%s (%s)", s.key(), s.Kind) }
 
 // file returns the path below the hosted DIR, for the log.
-func (d discovered) file() string {
-	path, _ := filepath.Rel(d.Root, d.Path) // it is below
+func (s source) file() string {
+	path, _ := filepath.Rel(s.Root, s.Path) // it is below
 	return path
 }
 
 // isBelow reports whether the module's file, or its link, is in a folder or below it.
-func (d discovered) isBelow(folder string) bool {
-	return scopeDir(folder).Contains(d.Path) || scopeDir(folder).Contains(d.Source)
+func (s source) isBelow(folder string) bool {
+	return scopeDir(folder).Contains(s.Path) || scopeDir(folder).Contains(s.Source)
 }
 
 // readContent sets Content, unless it is set, to the SHA-256 of the file. For a module that
 // runs in a virtual environment, it adds the paths and the SHA-256 of the environment's Python
 // and of pyvenv.cfg. It leaves out the SHA-256 of a Python that is not below served, the hosted
 // DIRs, because updates of the system change it.
-func (d *discovered) readContent(served []string) error {
-	if d.Content != "" {
+func (s *source) readContent(served []string) error {
+	if s.Content != "" {
 		return nil
 	}
-	_, content, err := readSource(d.Source, d.Kind)
-	for i, file := range d.Python {
+	_, content, err := readSource(s.Source, s.Kind)
+	for i, file := range s.Python {
 		hash := ""
 		if err == nil && (i > 0 || isBelow(file, served)) {
 			_, hash, err = readSource(file, kindExecutable)
@@ -385,37 +450,44 @@ func (d *discovered) readContent(served []string) error {
 		content += fmt.Sprintf(" %q %s", file, hash)
 	}
 	if err == nil {
-		d.Content = content
+		s.Content = content
 	}
 	return err
 }
 
-// reread returns the module as its file has it now.
-func (d discovered) reread() discovered {
-	s := &scan{seen: make(map[string]bool), root: d.Root}
-	s.file(d.Path, d.Name, d.Kind)
-	for _, found := range s.modules {
-		if found.key() == d.key() {
+// reread returns the source as its file has it now.
+func (s source) reread() source {
+	again := newScan()
+	again.root = s.Root
+	again.file(s.Path, s.Name, s.Kind)
+	for _, found := range again.sources {
+		if found.key() == s.key() {
 			return found
 		}
 	}
-	d.Err = errMoved
-	return d
+	s.Invalid = errMoved
+	return s
 }
 
 // scan is one scan of the workspace. If somebody replaces a folder by a link during the
 // scan, a path may lead to another file than the one found. readSource, which reads all
 // files, refuses such a path.
 type scan struct {
-	modules    []discovered
-	seen       map[string]bool
-	unreadable []string // paths of files and folders
-	root       string   // the hosted DIR that is being searched
+	sources    []source
+	seen       map[string]bool   // by source.key
+	files      map[string]string // the versions of the files, by their paths with symlinks resolved
+	unreadable []string          // paths of files and folders
+	root       string            // the hosted DIR that is being searched
+}
+
+// newScan returns a scan that has found nothing.
+func newScan() *scan {
+	return &scan{seen: make(map[string]bool), files: make(map[string]string)}
 }
 
 // scanFolders searches folders, and the folders below them, for modules.
 func scanFolders(roots []string) *scan {
-	s := &scan{seen: make(map[string]bool)}
+	s := newScan()
 	for _, root := range roots {
 		s.root = root
 		if path, err := filepath.EvalSymlinks(root); err == nil && path != root {
@@ -446,7 +518,7 @@ func (s *scan) folder(path string) {
 		case isModule:
 			s.file(at, module, kind)
 		case foreignModule.MatchString(name):
-			s.add(at, at, discovered{Err: errors.New("unsupported file: see usher help serve")})
+			s.add(at, at, source{Invalid: errors.New("unsupported file: see usher help serve")})
 		}
 	}
 }
@@ -458,13 +530,23 @@ var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[a-z]+$`)
 // unsearched matches the names of folders that are not searched.
 var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
+// isSearched reports whether scans of roots search the folder of a file.
+func isSearched(path string, roots []string) bool {
+	return slices.ContainsFunc(roots, func(root string) bool {
+		below, err := filepath.Rel(root, path)
+		folders := strings.Split(filepath.ToSlash(below), "/")
+		hidden := slices.ContainsFunc(folders[:len(folders)-1], unsearched.MatchString)
+		return err == nil && filepath.IsLocal(below) && !hidden
+	})
+}
+
 var errMoved = errors.New("it was moved or deleted")
 
 // fail adds a file or folder that can't be read, as a module without a name. scan.has
 // treats the failure as temporary, unless the path does not exist.
 func (s *scan) fail(path string, err error) {
 	reason := errText(err)
-	s.add(path, path, discovered{Version: reason, Err: errors.New(reason)})
+	s.add(path, path, source{Version: reason, Invalid: errors.New(reason)})
 	if !errors.Is(err, fs.ErrNotExist) && err != errMoved {
 		s.unreadable = append(s.unreadable, path)
 	}
@@ -472,34 +554,37 @@ func (s *scan) fail(path string, err error) {
 
 // file adds a file with the name of a module, or the entries of a .mcp.json file.
 func (s *scan) file(path, name string, kind Kind) {
-	source, err := filepath.EvalSymlinks(path)
+	target, err := filepath.EvalSymlinks(path)
 	var info fs.FileInfo
 	if err == nil {
-		info, err = os.Lstat(source)
+		info, err = os.Lstat(target)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		s.fail(path, err)
+		return
+	}
+	version := fileVersion(info)
+	s.files[target] = version
+	switch {
 	case info.IsDir(): // a folder that is linked under a module's name
 	case kind == kindConfig:
-		s.config(path, source, checkFile(info, kind))
+		s.config(path, target, checkFile(info, kind))
 	default:
-		d := discovered{
-			Name:        name,
-			Kind:        kind,
-			FileVersion: fileVersion(info),
-			Err:         cmp.Or(checkModuleName(name), checkFile(info, kind)),
+		found := source{
+			Name:    name,
+			Kind:    kind,
+			Version: version,
+			Invalid: cmp.Or(checkModuleName(name), checkFile(info, kind)),
 		}
-		d.Version = d.FileVersion
 		if kind == kindPython {
-			_, d.Python = pythonFor(filepath.Dir(source))
+			_, found.Python = pythonFor(filepath.Dir(target))
 		}
-		for _, file := range d.Python {
+		for _, file := range found.Python {
 			if info, err := os.Stat(file); err == nil {
-				d.Version += file + fileVersion(info)
+				found.Version += file + fileVersion(info)
 			}
 		}
-		s.add(path, source, d)
+		s.add(path, target, found)
 	}
 }
 
@@ -529,20 +614,20 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 
 // config adds the entries of a .mcp.json file, unless err says why it can't be read. While the
 // file is invalid, for example half written, its entries stay.
-func (s *scan) config(path, source string, err error) {
+func (s *scan) config(path, target string, err error) {
 	var raw []byte
 	if err == nil {
-		raw, _, err = readSource(source, kindConfig)
+		raw, _, err = readSource(target, kindConfig)
 	}
-	var list []discovered
+	var list []source
 	if err == nil {
-		list, err = configModules(raw, filepath.Dir(source))
+		list, err = configModules(raw, filepath.Dir(target))
 	}
 	if err != nil {
 		s.fail(path, err)
 	}
-	for _, d := range list {
-		s.add(path, source, d)
+	for _, entry := range list {
+		s.add(path, target, entry)
 	}
 }
 
@@ -572,19 +657,19 @@ func readSource(source string, kind Kind) (text []byte, hash string, err error) 
 	return text, fmt.Sprintf("%x", sum.Sum(nil)), err
 }
 
-// add adds a module. A module that is found in several ways is added once.
-func (s *scan) add(path, source string, d discovered) {
-	d.Path = path
-	d.Source = source
-	d.Root = s.root
-	if !s.seen[d.key()] {
-		s.seen[d.key()] = true
-		s.modules = append(s.modules, d)
+// add adds a source. A source that is found in several ways is added once.
+func (s *scan) add(path, target string, found source) {
+	found.Path = path
+	found.Source = target
+	found.Root = s.root
+	if !s.seen[found.key()] {
+		s.seen[found.key()] = true
+		s.sources = append(s.sources, found)
 	}
 }
 
-// has reports whether the scan found a module, or could not tell because its file or
+// has reports whether the scan found a source, or could not tell because its file or
 // folder can't be read at the moment.
-func (s *scan) has(d discovered) bool {
-	return s.seen[d.key()] || isBelow(d.Path, s.unreadable)
+func (s *scan) has(found source) bool {
+	return s.seen[found.key()] || isBelow(found.Path, s.unreadable)
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,12 +14,15 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 )
 
-func TestModuleFiles(t *testing.T) {
+// A file's name says whether it is a module, its name and its kind.
+func TestFileNameSaysTheKind(t *testing.T) {
 	for file, want := range map[string]string{
-		"a.usher.go": "a go", "a.usher.py": "a python", "a.usher.ts": "a node", "a.usher.mjs": "a node",
-		"a.usher.sh": "a shell", "a.usher": "a executable", "a-b_1.usher.go": "a-b_1 go",
+		"a.usher.go": "a go", "a.usher.py": "a python", "a.usher.ts": "a node",
+		"a.usher.mjs": "a node",
+		"a.usher.sh":  "a shell", "a.usher": "a executable", "a-b_1.usher.go": "a-b_1 go",
 		"a.usher.rb": "", "a.go": "", "usher.go": "", "a.usher.go.bak": "", "a.usher~": "",
 		"a.b.usher": "a.b executable", "a.usher.exe": "a executable",
 	} {
@@ -31,39 +35,41 @@ func TestModuleFiles(t *testing.T) {
 	}
 }
 
-func TestParseConfig(t *testing.T) {
+// Variables in a .mcp.json are expanded, except secrets. An entry that can't be hosted says
+// why.
+func TestConfigIsExpanded(t *testing.T) {
 	for name, value := range map[string]string{
-		"HOME": "/h", "EMPTY": "", "ODD": "\"\n\\\"", webhookSecretVar: "s3cret", "stripe_signing_secret": "s3cret",
+		"HOME": "/h", "EMPTY": "", "ODD": "\"\n\\\"", webhookSecretVar: "s3cret",
+		"stripe_signing_secret": "s3cret",
 	} {
 		t.Setenv(name, value)
 	}
 	for _, tt := range []struct{ name, entry, want string }{
 		{"a command and its arguments", `{"command":"node","args":["x","y z"]}`, "node x|y z"},
-		{"variables", `{"command":"${HOME}/bin/${NAME:-srv}","args":["${EMPTY:-d}","$5","${EMPTY}"]}`,
+		{"variables",
+			`{"command":"${HOME}/bin/${NAME:-srv}","args":["${EMPTY:-d}","$5","${EMPTY}"]}`,
 			"/h/bin/srv d|$5|"},
 		{"a variable that JSON has to escape",
-			`{"command":"x","args":["${ODD}","${NO:-\"}"],"env":{"A":"${NO:-}${HOME}"}}`, "x \"\n\\\"|\" A=/h"},
-		{"two in one default", `{"command":"x","args":["${NO:-y","z}"]}`, "x ${NO:-y|z}"},
-		{"environment", `{"command":"x","env":{"B":"${HOME}","A":"1"}}`, "x  A=1|B=/h"},
-		{"a variable that is not set", `{"command":"x","args":["${NOPE}"]}`, "${NOPE} is not set"},
-		{"the daemon's secret with a default", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET:-x}"}}`,
+			`{"command":"x","args":["${ODD}","${NO:-\"}"],"env":{"A":"${NO:-}${HOME}","B":"1"}}`,
+			"x \"\n\\\"|\" A=/h|B=1"},
+		{"a variable that is not set", `{"command":"x","args":["${NOPE}"]}`,
+			"${NOPE} is not set"},
+		{"the daemon's secret with a default",
+			`{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET:-x}"}}`,
 			"webhook secrets"},
-		{"variables as others write them", `{"command":"x","args":["${env:HOME}/y","${env:NO:-d}"]}`, "x /h/y|d"},
-		{"a secret as others write it", `{"command":"x","args":["${env:stripe_signing_secret}"]}`,
-			"webhook secrets"},
+		{"variables as others write them",
+			`{"command":"x","args":["${env:HOME}/y","${env:NO:-d}"]}`, "x /h/y|d"},
 		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`,
 			"can't expand ${input:api-key}"},
 		{"what a shell would replace", `{"command":"~/x","args":["$HOME/y","a$1","~"]}`,
 			`~/x $HOME/y|a$1|~`},
 		{"no command", `{"args":[]}`, `no "command"`},
-		{"a server elsewhere", `{"type":"http","url":"http://x"}`, `"args": ["-y", "mcp-remote", URL]`},
-		{"a folder below", `{"command":"x","cwd":"sub"}`, "x   /w/sub"},
+		{"a server elsewhere", `{"type":"http","url":"http://x"}`,
+			`"args": ["-y", "mcp-remote", URL]`},
 		{"a folder elsewhere", `{"command":"x","cwd":"${HOME}/sub"}`, "x   /h/sub"},
 		{"one process for all", `{"command":"x","shared":true}`, "x   shared"},
-		{"what is known", `{"type":"stdio","command":"x","disabled":false}`, "x"},
 		{"what is not", `{"command":"x","timeout":5,"Args":[]}`,
 			`x   unknown field "timeout" is ignored, unknown field "Args" is ignored`},
-		{"a command that is a list", `{"command":["x"]}`, `"command": want string, got array`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			list, err := configModules([]byte(`{"mcpServers":{"m":`+tt.entry+`}}`), "/w")
@@ -79,9 +85,9 @@ func TestParseConfig(t *testing.T) {
 			if l.Shared {
 				got += " shared"
 			}
-			got += " " + strings.Join(list[0].Problems, ", ")
-			if list[0].Err != nil {
-				got = list[0].Err.Error()
+			got += " " + strings.Join(list[0].Notes, ", ")
+			if list[0].Invalid != nil {
+				got = list[0].Invalid.Error()
 				checkContains(t, "error", got, tt.want)
 				return
 			}
@@ -90,14 +96,16 @@ func TestParseConfig(t *testing.T) {
 	}
 	const bad, good = `"a b":{"command":"x"}`, `"c":{"command":"x"}`
 	const off = `"d":{"command":"x","disabled":true},"e":{"command":"x","enabled":false}`
-	list, err := configModules([]byte("\ufeff"+`{"mcpServers":{`+bad+`,`+good+`,`+off+`}}`), "/w")
+	list, err := configModules([]byte("\ufeff"+`{"mcpServers":{`+bad+`,`+good+`,`+off+
+		`}}`), "/w")
 	must(t, err)
 	check(t, "entries that are not disabled", len(list), 2)
-	check(t, "a bad name is refused", list[0].Err != nil, true)
-	check(t, "a good name", list[1].Err, nil)
+	check(t, "a bad name is refused", list[0].Invalid != nil, true)
+	check(t, "a good name", list[1].Invalid, nil)
 }
 
-func TestParseConfigErrors(t *testing.T) {
+// The error of a .mcp.json that can't be read names the line.
+func TestConfigErrorNamesTheLine(t *testing.T) {
 	for raw, want := range map[string]string{
 		``:                                "unexpected end",
 		`{"servers":{}}`:                  `not "servers"`,
@@ -109,7 +117,8 @@ func TestParseConfigErrors(t *testing.T) {
 	}
 }
 
-func TestMissingPrograms(t *testing.T) {
+// The error for a program that is not installed says what to install, without a path.
+func TestMissingProgramIsExplained(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	const missing = ": executable file not found in $PATH"
 	const python = ": install Python 3.9 or newer, or make a .venv beside the module"
@@ -125,32 +134,24 @@ func TestMissingPrograms(t *testing.T) {
 	check(t, "links without paths", errText(fmt.Errorf("%w", links)), fs.ErrNotExist.Error())
 }
 
-func TestWorkerEnv(t *testing.T) {
-	for _, name := range []string{"A_KEY", webhookSecretVar, "Github_Webhook_Secret", "X_SIGNING_SECRET"} {
+// No child process gets a webhook secret or signing key.
+func TestSecretsStayHere(t *testing.T) {
+	for _, name := range []string{"A_KEY", webhookSecretVar, "Github_Webhook_Secret",
+		"X_SIGNING_SECRET"} {
 		t.Setenv(name, "1")
 	}
 	t.Setenv(nestedVar, "\n/m")
 	cmd := &exec.Cmd{Dir: "/d", Env: moduleEnv("/s p:", []string{"B=2"})}
 	newGroups(slog.New(slog.DiscardHandler)).start(cmd) // there is no program to start
 	environ := strings.Join(cmd.Env, "\n")
-	checkContains(t, "environment", environ, "\nA_KEY=1\n", "\nB=2\n"+nestedVar+"=\n/m\n/s p:\nPWD=/d")
+	checkContains(t, "environment", environ, "\nA_KEY=1\n", "\nB=2\n"+nestedVar+
+		"=\n/m\n/s p:\nPWD=/d")
 	checkOmits(t, "environment", strings.ToUpper(environ), "_SECRET=")
-	check(t, "nesting is noticed", checkNesting("\n/m\n/s p:/x", []string{"/s p:"}) != nil, true)
+	check(t, "nesting is noticed",
+		checkNesting("\n/m\n/s p:/x", []string{"/s p:"}) != nil, true)
 }
 
-// A file is not read on a path with a link, even if it has the right name.
-func TestReadBelowALink(t *testing.T) {
-	dir := tempDir(t)
-	write(t, dir+"/real/m.usher.py", "")
-	must(t, os.Symlink("real", dir+"/link"))
-	_, _, err := readSource(dir+"/real/m.usher.py", kindPython)
-	must(t, err)
-	_, _, err = readSource(dir+"/link/m.usher.py", kindPython)
-	check(t, "the file is refused", errors.Is(err, errMoved), true)
-}
-
-// TestFoldersExchangedForLinks exchanges a folder for a link to another folder and
-// back, while modules are searched and read: no file of the other folder is read.
+// No file of another folder is read while a folder is exchanged for a link to it.
 func TestFoldersExchangedForLinks(t *testing.T) {
 	long(t)
 	if runtime.GOOS != "linux" {
@@ -177,7 +178,7 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 		}
 	}()
 	for range 500 {
-		for _, d := range scanFolders([]string{dir}).modules {
+		for _, d := range scanFolders([]string{dir}).sources {
 			if text, _, err := readSource(d.Source, d.Kind); err == nil {
 				check(t, d.Source, string(text), owner[filepath.Dir(d.Source)])
 			}
@@ -187,12 +188,99 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 	<-stopped
 }
 
+// A folder that can't be read at the moment keeps its modules. One that is gone does not.
 func TestUnreadableFilesKeepTheirModules(t *testing.T) {
-	s := &scan{seen: make(map[string]bool)}
+	s := newScan()
 	s.fail("/w/p", errors.New("too many open files"))
 	s.fail("/w/q", &fs.PathError{Err: fs.ErrNotExist})
-	still := map[string]bool{"/w/p/a.usher": true, "/w/p": true, "/w/pp/a.usher": false, "/w/q/a.usher": false}
+	still := map[string]bool{
+		"/w/p/a.usher":  true,
+		"/w/p":          true,
+		"/w/pp/a.usher": false,
+		"/w/q/a.usher":  false,
+	}
 	for path, want := range still {
-		check(t, path+" is still there", s.has(discovered{Path: path, Source: path}), want)
+		check(t, path+" is still there", s.has(source{Path: path, Source: path}), want)
+	}
+}
+
+// An entry of a .mcp.json that can be started gets no secret, has a name and a folder, and
+// reads the same each time.
+func FuzzParseConfig(f *testing.F) {
+	f.Add([]byte(`{"mcpServers":{"m":{"command":"${A:-b}","args":["${C}"],"env":{"D":"e"}}}}`))
+	f.Add([]byte(`{"mcpServers":{"m":{"command":"${GITHUB_WEBHOOK_SECRET}","cwd":"${x_signing_secret:-a}"},` +
+		`"a b":{"command":"c"},"d":{"disabled":true}}}`))
+	f.Add([]byte("\ufeff" +
+		`{"mcpServers":{"m":{"command":"c","cwd":"../d","shared":true,"type":"stdio","url":"x"},` +
+		`"n":{"url":"http://x"}}}`))
+	const secret = "5e0c1a7"
+	f.Setenv("GITHUB_WEBHOOK_SECRET", secret)
+	f.Setenv("x_signing_secret", secret)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		list, err := configModules(raw, "/w")
+		if again, _ := configModules(raw, "/w"); len(again) != len(list) ||
+			err != nil && list != nil {
+			t.Fatalf("%q: %v, %v", raw, list, err)
+		}
+		for _, d := range list {
+			if d.Invalid != nil {
+				continue
+			}
+			named := moduleName.MatchString(d.Name) && d.Kind == kindConfig && d.Version != ""
+			if !named || !filepath.IsAbs(d.Launch.Dir) {
+				t.Fatalf("%q: %+v", raw, d)
+			}
+			whole := string(marshal(d.Launch))
+			if strings.Contains(whole, secret) && !bytes.Contains(raw, []byte(secret)) {
+				t.Fatalf("%q: a secret is in %s", raw, whole)
+			}
+			for _, entry := range d.Launch.Env {
+				if !strings.Contains(entry, "=") {
+					t.Fatalf("%q: %q", raw, d.Launch.Env)
+				}
+			}
+		}
+	})
+}
+
+// A module that comes into the workspace because a link replaces the served folder is not
+// hosted.
+func TestWorkspaceReplacedByALink(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	workspace := filepath.Join(dir, "workspace")
+	write(t, dir+"/other/evil.usher.py", "")
+	must(t, os.Mkdir(workspace, 0o755))
+	r := newRegistry(registryConfig{
+		Roots:    []string{workspace},
+		CacheDir: t.TempDir(),
+		Log:      slog.New(slog.DiscardHandler),
+	})
+	defer r.Close()
+	must(t, os.Remove(workspace))
+	must(t, os.Symlink(dir+"/other", workspace))
+	r.rescan(time.Now(), false)
+	r.WaitAll(t.Context(), patience, scopeAll())
+	report := r.Catalog().modules
+	if len(report) != 1 || report[0].Path != workspace ||
+		report[0].Err.Error() != errMoved.Error() {
+		t.Errorf("got %+v, want the folder with the error %v", report, errMoved)
+	}
+}
+
+// Only files in folders that are searched can be parts.
+func TestPartsAreInSearchedFolders(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/w/a.py":                    true,
+		"/w/lib/.a.py":               true,
+		"/v/a.py":                    true,
+		"/wx/a.py":                   false,
+		"/a.py":                      false,
+		"/w/.venv/lib/a.py":          false,
+		"/w/x/node_modules/p/a.js":   false,
+		"/w/../w/vendor/a.go":        false,
+		"/w/node_modules_of_x/a.mjs": true,
+	} {
+		check(t, path, isSearched(path, []string{"/w", "/v"}), want)
 	}
 }

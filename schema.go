@@ -36,6 +36,8 @@ type Method struct {
 	// Mcp-Param-HEADER, by their names (MCP 2026-07-28,
 	// basic/transports/streamable-http, "Custom Headers").
 	headerParams map[string]string
+
+	Parameters []string // their names
 }
 
 // parseMethod parses an MCP tool definition of a module of the given kind. It removes the
@@ -67,6 +69,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem stri
 		return decoded
 	})
 	for _, property := range members(field(schema, "properties")) {
+		m.Parameters = append(m.Parameters, property.key)
 		header := stringField(property.value, "x-mcp-header")
 		if headerToken.MatchString(header) { // clients omit tools with wrong headers
 			m.headerParams[property.key] = header
@@ -101,15 +104,6 @@ func (m *Method) paramTypes(name string) []string {
 // toolJSON returns the definition of the MCP tool, with its name in a view.
 func (m *Method) toolJSON(name string) json.RawMessage {
 	return append(object{{"name", quote(name)}}, m.definition...).encode()
-}
-
-// Parameters returns the names of the tool's parameters, for people.
-func (m *Method) Parameters() string {
-	var names []string
-	for _, p := range members(field(m.definition.get("inputSchema"), "properties")) {
-		names = append(names, p.key)
-	}
-	return strings.Join(names, ", ")
 }
 
 // appURI returns the URI of the page that MCP Apps shows for the tool, or "".
@@ -149,10 +143,8 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 // the default, and the type unless the schema has one.
 func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own := members(schema)
-	kind := docType(d.kind)
-	narrower := own.text("type") == "number" && stringField(kind, "type") == "integer" // as in TypeScript
-	if narrower || len(own.without("description", "default")) == 0 {
-		own = append(members(kind), own.without("type")...)
+	if len(own.without("description", "default")) == 0 {
+		own = append(members(docType(d.kind)), own...)
 	}
 	if d.defaultValue != nil && own.get("default") == nil {
 		own = own.set("default", d.defaultValue)
@@ -350,26 +342,17 @@ func (e *argumentError) at(key string) *argumentError {
 // schema does not accept null: they count as omitted. The error names the first parameter
 // that does not fit.
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
-	c := argumentCheck{root: m.schema(), left: 32*len(arguments) + 1<<16}
-	list := members(arguments)
-	kept := slices.DeleteFunc(list, func(f member) bool {
-		property := objectIn(c.root, "properties")[f.key]
-		return isOptionalNull(c.root, f) && c.value(property, f.value) != nil
-	})
-	if len(arguments) == 0 || len(kept) < len(list) {
-		arguments = kept.encode()
+	if len(arguments) == 0 {
+		arguments = json.RawMessage("{}")
 	}
+	c := argumentCheck{root: m.schema(), left: 32*len(arguments) + 1<<16}
 	if wrong := c.value(c.root, arguments); wrong != nil {
 		return nil, wrong
 	}
-	return arguments, nil
-}
-
-// isOptionalNull reports whether a member of an object is null and its property is
-// declared but not required.
-func isOptionalNull(schema map[string]any, f member) bool {
-	_, declared := objectIn(schema, "properties")[f.key]
-	return declared && string(f.value) == "null" && !slices.Contains(textList(schema["required"]), f.key)
+	if c.omitted == nil {
+		return arguments, nil
+	}
+	return members(arguments).without(c.omitted...).encode(), nil
 }
 
 // exampleArguments returns arguments with a value for each required parameter.
@@ -399,17 +382,20 @@ func objectIn(schema map[string]any, key string) map[string]any {
 // Schemas are decoded by encoding/json; a schema that is not an object accepts any value.
 // Because of left and depth, a check always terminates, even if a $ref leads to itself.
 type argumentCheck struct {
-	root  map[string]any
-	left  int // bytes to be read before giving up; alternatives could take forever
-	depth int // of nested calls of value
+	root    map[string]any
+	left    int      // bytes to be read before giving up; alternatives could take forever
+	depth   int      // of nested calls of value
+	omitted []string // top-level parameters that count as omitted
 }
 
-// resolve returns a schema, or the one that its $ref names. It returns nil for a schema
+// resolve returns a schema, or the one that its $ref leads to. It returns nil for a schema
 // that is not an object.
 func (c *argumentCheck) resolve(schema any) map[string]any {
 	s, _ := schema.(map[string]any)
-	if ref, ok := s["$ref"].(string); ok {
-		return objectIn(objectIn(c.root, "$defs"), strings.TrimPrefix(ref, "#/$defs/"))
+	for s["$ref"] != nil && c.left >= 0 {
+		c.left--
+		ref, _ := s["$ref"].(string)
+		s = objectIn(objectIn(c.root, "$defs"), strings.TrimPrefix(ref, "#/$defs/"))
 	}
 	return s
 }
@@ -420,21 +406,17 @@ func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError 
 	if c.depth == maxCheckDepth {
 		c.left = -1
 	}
-	if c.left < 0 {
+	s := c.resolve(schema)
+	switch {
+	case c.left < 0:
 		return &argumentError{text: func() string { return " is too complex to check" }}
+	case s == nil:
+		return nil
+	case !matches(s, value):
+		return c.misfit(s, value)
 	}
 	c.depth++
 	defer func() { c.depth-- }()
-	s := c.resolve(schema)
-	if s == nil {
-		return nil
-	}
-	if _, ok := s["$ref"].(string); ok {
-		return c.value(s, value)
-	}
-	if !matches(s, value) {
-		return c.misfit(s, value)
-	}
 	if wrong := c.alternatives(s, value); wrong != nil {
 		return wrong
 	}
@@ -467,9 +449,6 @@ func (c *argumentCheck) misfit(s map[string]any, value json.RawMessage) *argumen
 // against the schema ended: else it may not end.
 func (c *argumentCheck) wanted(schema any) string {
 	s := c.resolve(schema)
-	if _, ok := s["$ref"].(string); ok {
-		return c.wanted(s)
-	}
 	if enum := enumOf(s); enum != nil {
 		text := strings.Trim(string(marshal(enum)), "[]")
 		if len(enum) == 1 {
@@ -496,44 +475,34 @@ func (c *argumentCheck) wanted(schema any) string {
 	return strings.Join(list, " or ")
 }
 
-// alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits, the
-// error is that of the only alternative which has the value's type and whose constants agree
-// with the value, if there is such an alternative.
+// alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits, but
+// only one accepts a value of this type, the error is about the member that it refuses.
 func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) *argumentError {
 	list := alternativesOf(s)
-	var agreeing []*argumentError
+	var inside []*argumentError
 	for _, one := range list {
 		wrong := c.value(one, value)
 		if wrong == nil || c.left < 0 { // if too complex, the others can't be checked either
 			return wrong
 		}
-		if len(wrong.keys) > 0 && c.agrees(one, value) {
-			agreeing = append(agreeing, wrong)
+		if len(wrong.keys) > 0 {
+			inside = append(inside, wrong)
 		}
 	}
-	if len(agreeing) == 1 {
-		return agreeing[0]
-	}
-	if len(list) > 0 {
+	switch {
+	case len(inside) == 1:
+		return inside[0]
+	case len(list) > 0:
 		return c.misfit(s, value)
 	}
 	return nil
-}
-
-// agrees reports whether the members of an object have the values that an alternative
-// declares as constants, such as a kind of "circle".
-func (c *argumentCheck) agrees(schema any, value json.RawMessage) bool {
-	properties := objectIn(c.resolve(schema), "properties")
-	return !slices.ContainsFunc(members(value), func(f member) bool {
-		property := objectIn(properties, f.key)
-		return len(enumOf(property)) == 1 && !matches(property, f.value)
-	})
 }
 
 // object checks the members of an object, missing ones last.
 func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumentError {
 	list := members(value)
 	properties := objectIn(s, "properties")
+	required := textList(s["required"])
 	for _, f := range list {
 		property, declared := properties[f.key]
 		if !declared && f.key != webhookParam {
@@ -544,11 +513,16 @@ func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumen
 				return " is unknown: want " + strings.Join(sortedKeys(properties), ", ")
 			}}
 		}
-		if wrong := c.value(property, f.value); wrong != nil && !isOptionalNull(s, f) {
+		wrong := c.value(property, f.value)
+		switch {
+		case wrong == nil:
+		case !declared || string(f.value) != "null" || slices.Contains(required, f.key):
 			return wrong.at(f.key)
+		case c.depth == 1:
+			c.omitted = append(c.omitted, f.key)
 		}
 	}
-	for _, name := range textList(s["required"]) {
+	for _, name := range required {
 		if list.get(name) != nil {
 			continue
 		}
@@ -674,16 +648,21 @@ func withoutWebhook(list object) object {
 // ---- Results
 
 // failure returns the result of a tool call that failed.
-func failure(text string) json.RawMessage {
-	return fmt.Appendf(nil, `{"content":[{"type":"text","text":%s}],"isError":true}`, quote(text))
+func failure(text string) object {
+	return append(textOnly(quote(text)), member{"isError", json.RawMessage("true")})
+}
+
+// textOnly returns the tool result with one text, a JSON string.
+func textOnly(text json.RawMessage) object {
+	return object{{"content", fmt.Appendf(nil, `[{"type":"text","text":%s}]`, text)}}
 }
 
 // methodResult returns the tool result for an answer of usher's own runtimes (the shims
 // and the generated main of a Go module). If the answer contains the value that the
 // method returned, methodResult makes the result from the value. Otherwise, for example
 // after a failure, the answer is the result.
-func methodResult(answer json.RawMessage) json.RawMessage {
-	if value := field(field(answer, "_meta"), "usher/value"); value != nil {
+func methodResult(answer object) object {
+	if value := answer.object("_meta").get("usher/value"); value != nil {
 		return toolResult(value)
 	}
 	return answer
@@ -692,23 +671,20 @@ func methodResult(answer json.RawMessage) json.RawMessage {
 // toolResult returns the tool result for a value that a method returned. An object that is a
 // tool result already is passed on; any other object becomes structured content and text.
 // The result for nil or null has no content.
-func toolResult(value json.RawMessage) json.RawMessage {
+func toolResult(value json.RawMessage) object {
 	value = oneLine(bytes.TrimSpace(value))
-	if len(value) == 0 || string(value) == "null" {
-		return json.RawMessage(`{"content":[]}`)
+	fields := members(value)
+	switch {
+	case isNull(value):
+		return object{{"content", json.RawMessage("[]")}}
+	case fields != nil && isToolResult(fields):
+		return fields
+	case fields != nil:
+		return append(textOnly(quote(string(value))), member{"structuredContent", value})
+	case value[0] == '"':
+		return textOnly(value)
 	}
-	if value[0] == '{' && isToolResult(value) {
-		return value
-	}
-	text := value
-	if value[0] != '"' {
-		text = quote(string(value))
-	}
-	result := fmt.Appendf(nil, `{"content":[{"type":"text","text":%s}]`, text)
-	if value[0] == '{' {
-		result = fmt.Appendf(result, `,"structuredContent":%s`, value)
-	}
-	return append(result, '}')
+	return textOnly(quote(string(value)))
 }
 
 var (
@@ -718,25 +694,25 @@ var (
 
 // isToolResult reports whether an object is the result of an MCP tool: its content is a list
 // of known types, and all its keys are those of a result.
-func isToolResult(value json.RawMessage) bool {
-	content := items(field(value, "content"))
+func isToolResult(value object) bool {
+	content := items(value.get("content"))
 	for _, block := range content {
-		if !slices.Contains(contentTypes, stringField(block, "type")) {
+		if !slices.Contains(contentTypes, members(block).text("type")) {
 			return false
 		}
 	}
-	return content != nil && len(members(value).without(resultKeys...)) == 0
+	return content != nil && len(value.without(resultKeys...)) == 0
 }
 
 // resultText returns a tool's result for people: its structured content or, if it has none,
 // its texts, and the other content as JSON.
-func resultText(result json.RawMessage) string {
-	if structured := field(result, "structuredContent"); !isNull(structured) {
+func resultText(result object) string {
+	if structured := result.get("structuredContent"); !isNull(structured) {
 		return string(structured)
 	}
 	var texts []string
-	for _, block := range items(field(result, "content")) {
-		text, ok := unquote(field(block, "text"))
+	for _, block := range items(result.get("content")) {
+		text, ok := unquote(members(block).get("text"))
 		if !ok {
 			text = string(block)
 		}

@@ -5,8 +5,8 @@
 // Guarantees, and the tests that check them:
 //
 //   - No failure widens a scope: not an ended claim, not a file that can't be read, not a
-//     restart (TestDecide, TestScopeTable, TestModel).
-//   - A client can neither make nor change a session id (TestForgedSessions).
+//     restart (TestDecisionsNeverWiden, TestScopeTable, TestModel).
+//   - A client can neither make nor change a session id (TestForgedIDsAreRefused).
 
 package main
 

@@ -9,33 +9,25 @@ import (
 	"go/token"
 	"go/types"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 )
 
+// The tests that SECURITY.md names exist, and its bounds are the program's.
 func TestSecurityDocument(t *testing.T) {
-	read := func(pattern string) (text string) {
-		names, _ := filepath.Glob(pattern)
-		for _, name := range names {
-			part, _ := os.ReadFile(name)
-			text += string(part)
-		}
-		return text
-	}
-	document, tests := read("SECURITY.md"), read("*_test.go")
+	document, tests := string(readFile(t, "SECURITY.md")), testNames(t)
+	limits := string(readFile(t, "limit.go"))
 	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z]+)`").FindAllStringSubmatch(document, -1)
 	for _, name := range named {
-		if !strings.Contains(tests, "\nfunc "+name[1]+"(") {
+		if !tests[name[1]] {
 			t.Errorf("SECURITY.md names %s, which is no test", name[1])
 		}
 	}
 	bounds := make(map[string]string)
-	for _, line := range regexp.MustCompile(`(?m)^\t(\w+) += (.+?) +// `).FindAllStringSubmatch(read("limit.go"), -1) {
+	for _, line := range regexp.MustCompile(`(?m)^\t(\w+) += (.+?) +// `).FindAllStringSubmatch(limits, -1) {
 		value, err := types.Eval(token.NewFileSet(), nil, token.NoPos, line[2])
 		if err != nil || value.Value.Kind() != constant.Int {
 			continue // a time
@@ -51,12 +43,14 @@ func TestSecurityDocument(t *testing.T) {
 	for _, row := range rows {
 		values := strings.Split(row[2], ", ")
 		for i, name := range strings.Split(row[1], ", ") {
-			if bound := bounds[strings.Trim(name, "`")]; i >= len(values) || bound != values[i] {
+			if bound := bounds[strings.Trim(name, "`")]; i >= len(values) ||
+				bound != values[i] {
 				t.Errorf("SECURITY.md has %s as %s, and it is %q", name, row[2], bound)
 			}
 		}
 	}
-	checkContains(t, "SECURITY.md", document, fmt.Sprint(guessBudget, " different"), fmt.Sprint(guessRate, " codes"))
+	checkContains(t, "SECURITY.md", document, fmt.Sprint(guessBudget, " different"),
+		fmt.Sprint(guessRate, " codes"))
 	if size := len(document); size > 9<<10 {
 		t.Errorf("SECURITY.md has %d bytes: want at most 9 KiB", size)
 	}
@@ -65,22 +59,20 @@ func TestSecurityDocument(t *testing.T) {
 	}
 }
 
-// TestDataIsPrivate has a daemon write all that it does into its base folder, under
-// an umask that leaves every mode as it was asked for, and nothing elsewhere.
+// A daemon writes only to its base folder, and what it writes is private, whatever the
+// umask.
 func TestDataIsPrivate(t *testing.T) {
 	needLanguage(t, ".sh")
 	needLanguage(t, ".py")
 	long(t)
-	if runtime.GOOS == "windows" {
-		skip(t, "no such permissions")
-	}
+	needUnix(t)
 	dir, base := t.TempDir(), t.TempDir()+"/base"
 	write(t, dir+"/g.usher.go", "//go:build usher\n\npackage main\n\nfunc Go() {}\n")
 	write(t, dir+"/p.usher.py", "def py(): pass\n")
 	d := daemonOptions{base: base, ownProcess: true, shell: "umask 0"}.start(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("g_go", "p_py")
-	listTools(c, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
+	listTools(c, inHeader(newCode(t, base, dir)))
 	c.call("g_go", "")
 	c.call("p_py", "")
 	files := 0
@@ -98,7 +90,8 @@ func TestDataIsPrivate(t *testing.T) {
 	if err != nil || files < 8 {
 		t.Errorf("%d files: %v", files, err)
 	}
-	if names := folderNames(t, dir); !slices.Equal(names, []string{"g.usher.go", "p.usher.py"}) {
+	if names := folderNames(t, dir); !slices.Equal(names,
+		[]string{"g.usher.go", "p.usher.py"}) {
 		t.Errorf("the workspace has %q", names)
 	}
 }

@@ -1,11 +1,20 @@
 // The daemon: usher serve, from its flags to the end of the last process, and its output.
+//
+// It starts in an order in which each step may fail without harm. The flags are checked
+// first. The lock of the base folder comes before the approvals, the address and the record,
+// so that a second daemon changes nothing. The record is written once the address is open, so
+// that other commands print no URL that does not work. The claims and the modules come last,
+// because their errors go to the log.
+//
+// It ends in the opposite order. Streams end at once, calls get some time, and the processes
+// of the modules end when no handler can call them any more.
 
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"flag"
@@ -32,12 +41,15 @@ const (
 	idleTimeout   = 2 * time.Minute  // for a connection without a request
 	drainTimeout  = 5 * time.Second  // for calls in flight when the daemon stops
 
+	// The heap is a few MiB. With Go's default setting, the garbage collector would run many
+	// times per second.
 	gcPercent = 400     // heap growth between two collections, in percent
 	gcLimit   = 1 << 30 // bytes of memory, beyond which collections are more frequent
 )
 
 // declareRegistryFlags declares the flags that serve and stdio share. Without -log, the
-// configuration has no log.
+// configuration has no log: each command has a default of its own, because stdio has no
+// terminal.
 func declareRegistryFlags(fs *flag.FlagSet, stderr io.Writer) *registryConfig {
 	c := &registryConfig{Watch: true}
 	fs.DurationVar(&c.CallTimeout, "call-timeout", 5*time.Minute,
@@ -57,7 +69,8 @@ func declareRegistryFlags(fs *flag.FlagSet, stderr io.Writer) *registryConfig {
 	return c
 }
 
-// serveFlags are the flags of usher serve.
+// serveFlags are the flags of usher serve. They don't change once check has accepted them, so
+// handlers read them without a lock.
 type serveFlags struct {
 	registry     *registryConfig
 	addr         string
@@ -73,7 +86,9 @@ type serveFlags struct {
 	tlsKey       string        // path
 }
 
-// declareServeFlags declares the flags of usher serve, except -base.
+// declareServeFlags declares the flags of usher serve, except -base. Flags that are parsed by a
+// function are refused at once, with the form that is wanted; check refuses what is wrong only
+// in combination.
 func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	f := &serveFlags{registry: declareRegistryFlags(fs, stderr), maxBody: defaultMaxBody}
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
@@ -100,7 +115,8 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	return f
 }
 
-// addHost sets -allow-host.
+// addHost sets -allow-host. It refuses a name with a port or a path: no Host would match it,
+// and the flag would silently allow nothing.
 func (f *serveFlags) addHost(name string) error {
 	if name == "" || strings.ContainsAny(name, "/: ") && net.ParseIP(name) == nil {
 		return errors.New("want only a host name, such as usher.example.com")
@@ -109,7 +125,8 @@ func (f *serveFlags) addHost(name string) error {
 	return nil
 }
 
-// addOrigin sets -allow-origin. Browsers send an origin without a path.
+// addOrigin sets -allow-origin. Browsers send an origin without a path, so a URL with one would
+// never match.
 func (f *serveFlags) addOrigin(text string) error {
 	text = strings.ToLower(text)
 	u, err := url.Parse(text)
@@ -120,7 +137,8 @@ func (f *serveFlags) addOrigin(text string) error {
 	return nil
 }
 
-// setPublicURL sets -public-url.
+// setPublicURL sets -public-url. usher prints the URL in commands and appends paths and
+// ?claim= to it, so it must contain no quotes and no query.
 func (f *serveFlags) setPublicURL(text string) error {
 	u, err := url.Parse(text)
 	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
@@ -131,7 +149,8 @@ func (f *serveFlags) setPublicURL(text string) error {
 	return f.addHost(u.Hostname())
 }
 
-// setMaxBody sets -max-body: a number of bytes, or of KiB, MiB or GiB.
+// setMaxBody sets -max-body: a number of bytes, or of KiB, MiB or GiB. It accepts at most
+// 1 TiB, so that sums of such sizes can't overflow.
 func (f *serveFlags) setMaxBody(text string) error {
 	digits := strings.TrimRight(text, "KMGiB")
 	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[text[len(digits):]]
@@ -150,13 +169,24 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	if err != nil {
 		return usageErrorf("-addr %q: want HOST:PORT, such as 127.0.0.1:3000", f.addr)
 	}
+	// If the variable is set but empty, whoever deployed usher probably meant to set a secret;
+	// without one, usher would accept deliveries from anybody on this machine. A secret with
+	// white space around it would never match, because HTTP trims the values of headers.
 	secret, set := lookupEnv(webhookSecretVar)
 	f.webhooks.secret = secret
+	// Without a secret, only programs of this machine may deliver, and not even they if clients
+	// need a claim: one without a claim could call methods by way of the webhooks.
 	reachable := f.exposure()
 	if f.openWebhooks {
 		f.webhooks.audience = anyone
 	} else if reachable == "" && !f.requireClaim {
 		f.webhooks.audience = thisMachine
+	}
+	// A session without a code has full access. A request through a proxy may come from anywhere,
+	// so it is served only if the owner has decided what clients elsewhere may do.
+	f.origins.mcp = thisMachine
+	if f.open || f.requireClaim {
+		f.origins.mcp = anyone
 	}
 	switch {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
@@ -173,7 +203,8 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 }
 
 // exposure returns a name or address by which other machines can reach the daemon, or
-// "" if none can.
+// "" if none can. A name of -allow-host counts: whoever allows it expects requests from
+// elsewhere, through a proxy or a tunnel.
 func (f *serveFlags) exposure() string {
 	host, _, _ := net.SplitHostPort(f.addr)
 	for _, name := range append([]string{cmp.Or(host, "0.0.0.0")}, f.origins.hosts...) {
@@ -184,7 +215,9 @@ func (f *serveFlags) exposure() string {
 	return ""
 }
 
-// needsApproval reports whether only approved modules run.
+// needsApproval reports whether only approved modules run. By default, -require-claim decides:
+// it is for daemons whose clients are not trusted with everything, and such a client could
+// have a tool write a module.
 func (f *serveFlags) needsApproval() bool {
 	if f.watch != nil {
 		return !*f.watch
@@ -230,6 +263,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer lock.Close() // last, when the record is gone
+	// The approvals come before the address: no request may run a module without a record.
 	var approved []any
 	if flags.needsApproval() {
 		config.Approved = filepath.Join(a.data, approvedName)
@@ -258,8 +292,9 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	})
 }
 
-// lockBase makes this process the daemon of its base folder, until the lock is closed. It
-// waits a little, as readDaemon takes the lock for an instant.
+// lockBase makes this process the daemon of its base folder, until the lock is closed. The
+// system releases the lock however the process ends, so a crash leaves nothing to clean up.
+// lockBase waits a little, as readDaemon takes the lock for an instant.
 func (d *daemon) lockBase() (lock *os.File, err error) {
 	err = whileShared(func() (err error) {
 		lock, err = lockFile(filepath.Join(d.app.data, lockName))
@@ -272,8 +307,10 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 	return lock, err
 }
 
-// approveFirst approves the modules below folders that have no record of approved modules.
-// It returns attributes for the log, or nil if every folder had a record.
+// approveFirst approves the modules below folders that have no record of approved modules:
+// whoever starts usher there for the first time wants the modules to run. A folder with a
+// record gets no new approvals, so neither a crash nor a reboot lets a planted file run.
+// approveFirst returns attributes for the log, or nil if every folder had a record.
 func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
 	list, err := readApprovals(path)
 	fresh := slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
@@ -286,7 +323,9 @@ func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) 
 	return []any{"below", strings.Join(fresh, ", "), "modules", len(news)}, err
 }
 
-// announce opens the address, and writes the daemon's record for the other commands.
+// announce opens the address, and writes the daemon's record for the other commands. The
+// record contains what they need to print commands that work, and to decide as the daemon
+// does. It contains no secret.
 func (d *daemon) announce(roots []string) error {
 	scheme, err := d.listen()
 	if err != nil {
@@ -294,7 +333,9 @@ func (d *daemon) announce(roots []string) error {
 	}
 	addr := *d.listener.Addr().(*net.TCPAddr)
 	if addr.IP.IsUnspecified() {
-		addr.IP = net.IPv4(127, 0, 0, 1) // an address that clients on this machine can reach
+		// The URL is for commands on this machine. Which address others can use, only the owner
+		// knows, and can say with -public-url.
+		addr.IP = net.IPv4(127, 0, 0, 1)
 	}
 	d.record = daemonRecord{
 		PID:             os.Getpid(),
@@ -314,7 +355,8 @@ func (d *daemon) announce(roots []string) error {
 	return nil
 }
 
-// listen opens the address, and returns the scheme of its URL.
+// listen opens the address, and returns the scheme of its URL. It loads the certificate once,
+// so that a wrong file is an error of the start and not of the first client.
 func (d *daemon) listen() (scheme string, err error) {
 	d.listener, err = net.Listen("tcp", d.flags.addr)
 	if err != nil {
@@ -342,6 +384,8 @@ func (d *daemon) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		d.lastCert.Store(&cert)
 		return &cert, nil
 	}
+	// A renewal replaces two files, one after the other. A client that connects in between must
+	// not notice, nor must all clients if the renewal has failed.
 	last := d.lastCert.Load()
 	if last == nil {
 		return nil, err
@@ -351,10 +395,9 @@ func (d *daemon) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 }
 
 // serve answers requests until ctx ends. Then it ends the streams at once, waits for
-// calls in flight, and cancels them after drainTimeout.
+// calls in flight, and cancels them after drainTimeout. Two contexts separate the two: ctx
+// ends what could go on forever, and stopped ends the calls.
 func (d *daemon) serve(ctx context.Context, gate *Gate) error {
-	// The heap is a few MiB. With Go's default setting, the garbage collector would run
-	// many times per second.
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(gcLimit)
 	ctx, cancel := context.WithCancel(ctx)
@@ -378,18 +421,24 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		stopping: ctx,
 		stopped:  stopped,
 	})
+	// net/http's own limits end what usher can't see: slow headers and idle connections. The
+	// time for a body or an answer depends on the request, so usher sets those deadlines.
 	web := &http.Server{
-		Handler:           d.handler(),
+		Handler:           d,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn),
 	}
+	// Each connection has two facts: whether its client has shown something valid, and which
+	// codes came over it. http.go knows nothing of codes, so they are added here.
 	limitConnections(web, openFilesLimit())
 	limited := web.ConnContext
 	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
 		return rememberCodes(limited(ctx, conn))
 	}
+	// Everything that runs beside the requests ends with ctx and is waited for below, so that
+	// nothing uses the registry or the claims after serve has returned.
 	var parts sync.WaitGroup
 	parts.Go(func() { gate.claims.Watch(ctx) })
 	parts.Go(func() { d.followModules(ctx) })
@@ -397,6 +446,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		<-ctx.Done()
 		shutDown(web, stop)
 	})
+	// Serve also returns if the listener fails; the other parts must then end, too.
 	err := web.Serve(d.listener)
 	cancel()
 	parts.Wait()
@@ -408,11 +458,13 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	return err
 }
 
-// shutDown closes a server's connections when they become idle, and the others after
+// shutDown stops a server without losing the answers of calls that end soon. It closes the
+// connections when they become idle, and the others after
 // twice drainTimeout. stop cancels the calls in flight; shutDown calls it after
 // drainTimeout, and again at the end for calls without a connection, which wait for their
 // clients to return.
 func shutDown(web *http.Server, stop func()) {
+	// Shutdown alone would wait for the slowest call, and stop alone would fail them all.
 	late := time.AfterFunc(drainTimeout, stop)
 	defer late.Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*drainTimeout)
@@ -422,60 +474,60 @@ func shutDown(web *http.Server, stop func()) {
 	stop()
 }
 
-// handler returns the root handler: it assigns a request ID, applies the origin policy
-// and routes. Only exact paths reach the ServeMux, which would redirect an unclean path
-// together with the code in its query.
-func (d *daemon) handler() http.Handler {
-	origins := d.flags.origins
-	origins.mcp = thisMachine
-	if d.flags.open || d.flags.requireClaim {
-		origins.mcp = anyone
+// ServeHTTP gives a request an id and answers it. The id is in the log and in the answer, so
+// that a client can tell the owner which request failed. Each endpoint has its own format for
+// errors, and refusals before the routing have it too.
+func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// net/http may begin a last request after the server was closed. Its modules are gone.
+	if !d.handlers.TryRLock() {
+		panic(http.ErrAbortHandler)
 	}
-	mux := http.NewServeMux()
-	d.server.routes(mux)
-	serveMCP := func(w http.ResponseWriter, r *http.Request) error {
-		if err := origins.admitMCP(r); err != nil {
-			return err
-		}
-		switch {
-		case r.Method == http.MethodGet && parseAccept(r.Header).html:
-			d.servePage(w, r) // at any path, as people mistype addresses
-		case r.URL.Path != "/" && r.URL.Path != "/mcp":
-			return errNothing
-		default:
-			mux.ServeHTTP(w, r)
-		}
+	defer d.handlers.RUnlock()
+	defer func() { // net/http drains the body before it replies, and writes the rest of the answer
+		control := http.NewResponseController(w)
+		_ = control.SetReadDeadline(time.Now().Add(restTimeout))
+		_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	}()
+	w.Header().Set(requestIDHeader, rand.Text())
+	w.Header().Set("X-Content-Type-Options", "nosniff") // texts of modules and senders are not HTML
+	write := writeMCPError
+	if strings.HasPrefix(r.URL.Path, webhookPrefix) {
+		write = writeWebhookError
+	}
+	handle(w, r, d.log, write, func() error { return d.route(w, r) })
+}
+
+// route applies the origin policy and routes a request. Only exact paths reach the ServeMux,
+// which would redirect an unclean path together with the code in its query, and before the
+// webhooks could check a secret.
+//
+// The policy comes before everything that reads files or finds modules, because a website can
+// make a browser send requests. Webhooks come before the check for proxies, because they have
+// one of their own: a sender with the secret may come through a proxy.
+func (d *daemon) route(w http.ResponseWriter, r *http.Request) error {
+	origins := &d.flags.origins
+	if r.URL.Path == "/healthz" { // for any Host: probes send names of their own
+		_, err := io.WriteString(w, "ok\n")
+		return err
+	}
+	if err := origins.admit(r); err != nil || origins.cors(w, r) {
+		return err
+	}
+	if strings.HasPrefix(r.URL.Path, webhookPrefix) {
+		return d.webhooks.serve(w, r)
+	}
+	switch {
+	case !origins.mcp.includes(r):
+		return httpErrorf(http.StatusBadRequest,
+			"this request came through a proxy: start usher serve with %s", mcpFlags)
+	case r.Method == http.MethodGet && parseAccept(r.Header).html:
+		d.servePage(w, r) // at any path, as people mistype addresses
 		return nil
+	case r.URL.Path != "/" && r.URL.Path != "/mcp":
+		return errNothing
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !d.handlers.TryRLock() {
-			panic(http.ErrAbortHandler) // the daemon has ended
-		}
-		defer d.handlers.RUnlock()
-		defer func() { // net/http drains the body before it replies, and writes the rest of the answer
-			control := http.NewResponseController(w)
-			_ = control.SetReadDeadline(time.Now().Add(restTimeout))
-			_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
-		}()
-		w.Header().Set(requestIDHeader, newRequestID())
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		if r.URL.Path == "/healthz" { // for any Host: probes send names of their own
-			io.WriteString(w, "ok\n")
-			return
-		}
-		write := writeMCPError
-		serve := serveMCP
-		if strings.HasPrefix(r.URL.Path, webhookPrefix) {
-			write = writeWebhookError
-			serve = d.webhooks.serve
-		}
-		handle(d.log, write, func(w http.ResponseWriter, r *http.Request) error {
-			if err := origins.admit(r); err != nil || origins.cors(w, r) {
-				return err
-			}
-			return serve(w, r)
-		})(w, r)
-	})
+	d.server.mux.ServeHTTP(w, r)
+	return nil
 }
 
 // errNothing answers requests for unknown paths. They are not logged, as clients that look for
@@ -487,8 +539,9 @@ var errNothing error = &fault{
 }
 
 // openLog opens the log of a daemon without -log. On a terminal it consists of lines for
-// people, elsewhere of records.
+// people, elsewhere of records, which systemd and containers collect from stderr.
 func (d *daemon) openLog() *slog.Logger {
+	// Stdout decides, because the banner goes there: a service has no banner and no lines.
 	if !isTerminal(d.app.stdout) {
 		return slog.New(slog.NewTextHandler(d.app.stderr, nil))
 	}
@@ -497,7 +550,8 @@ func (d *daemon) openLog() *slog.Logger {
 }
 
 // showRecord prints a record of the log as a line. It leaves out what the banner will show:
-// before it, showRecord prints only warnings and errors, except those about modules.
+// before it, showRecord prints only warnings and errors, except those about modules. The line
+// is sanitized as a whole, because any value may be a client's or a module's.
 func (d *daemon) showRecord(record object) {
 	early := record.text("level") == "INFO" || record.get("file") != nil
 	if early && !d.bannered.Load() {
@@ -511,11 +565,13 @@ func (d *daemon) showRecord(record object) {
 			line += "  " + m.key + "=" + record.text(m.key)
 		}
 	}
-	fmt.Fprintln(d.out, sanitizeLine(line))
+	fmt.Fprintln(d.out, sanitize(line))
 }
 
 // followModules writes report.json and prints the banner, both delayed while modules are not
 // ready, as long as clients wait for them. Then it writes each new report until ctx ends.
+// Later banners would be noise: the log says what changes. A report that can't be written is
+// no reason to stop, because only usher modules reads it.
 func (d *daemon) followModules(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
 	logReady := sync.OnceFunc(func() { d.log.Info("modules are ready", "url", d.record.URL) })
@@ -524,6 +580,7 @@ func (d *daemon) followModules(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		// Before the report: a change during the report then leads to another one.
 		changed := d.registry.Changed()
 		modules := d.app.report(d.registry, scopeAll(), scopeAll(), d.record)
 		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
@@ -532,8 +589,18 @@ func (d *daemon) followModules(ctx context.Context) {
 		if settled {
 			logReady()
 		}
-		if !d.bannered.Load() {
-			d.showBanner(modules)
+		base := "" // commands need no -base
+		if d.app.base != "" {
+			base = filepath.Dir(d.app.data)
+		}
+		if !d.bannered.Swap(true) {
+			writeText(d.out, "banner", map[string]any{
+				"Modules":  modules,
+				"Root":     d.registry.Roots[0],
+				"Base":     base,
+				"Record":   d.record,
+				"Webhooks": d.whoSendsWebhooks(),
+			})
 		}
 		if settled {
 			_ = waitFor(ctx, changed)
@@ -541,29 +608,8 @@ func (d *daemon) followModules(ctx context.Context) {
 	}
 }
 
-// showBanner prints the modules and what to do next.
-func (d *daemon) showBanner(modules []moduleReport) {
-	d.bannered.Store(true)
-	var banner bytes.Buffer
-	writeText(&banner, "banner", map[string]any{
-		"Modules":  modules,
-		"Root":     d.registry.Roots[0],
-		"Base":     d.base(),
-		"Record":   d.record,
-		"Webhooks": d.whoSendsWebhooks(),
-	})
-	_, _ = banner.WriteTo(d.out)
-}
-
-// base returns the flag -base for commands that people type, "" if they need none.
-func (d *daemon) base() string {
-	if d.app.base == "" {
-		return ""
-	}
-	return fmt.Sprintf(" -base %q", filepath.Dir(d.app.data))
-}
-
-// whoSendsWebhooks returns a sentence on what senders of webhooks need.
+// whoSendsWebhooks returns a sentence on what senders of webhooks need. If webhooks are off, it
+// names the flag or the address that is the reason: the owner may have added it for MCP only.
 func (d *daemon) whoSendsWebhooks() string {
 	switch {
 	case d.record.WebhooksOff:

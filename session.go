@@ -122,28 +122,20 @@ type Session struct {
 	place     *list.Element           // in sessionTable.own[principal]
 	wanted    int64                   // resources that the client is notified of
 
-	mu       sync.Mutex                              // guards the next three fields
-	receive  func(from admission, body []byte) error // for HTTP+SSE: handles a message; nil without a stream
-	streams  []*outbox                               // open notification streams, oldest first
-	lastSeen map[string]string                       // by announced list: its fingerprint
-
-	// subscribing is locked while a module is asked, which may take long.
-	subscribing   sync.Mutex
-	subscriptions map[string]interest // by URI
+	mu            sync.Mutex                              // guards the fields below
+	receive       func(from admission, body []byte) error // for HTTP+SSE: handles a message; nil without a stream
+	streams       []*outbox                               // open notification streams, oldest first
+	lastSeen      map[string]string                       // by announced list: its fingerprint
+	subscriptions map[string]*interest                    // by URI
+	changed       chan struct{}                           // closed when streams or subscriptions change
 }
 
-// interest is a session's subscription to a resource. The zero value is a subscription
-// that no module knows of at the moment.
+// interest is a session's subscription to a resource.
 type interest struct {
-	of      any         // identifies the version of the module that was asked
-	alive   func() bool // reports whether the module's process still runs
-	release func()      // ends the subscription at the module
-}
-
-// clientProfile is what a session's client states about itself.
-type clientProfile struct {
-	caps  clientCaps
-	level string // lowest severity of log messages that it wants; "" if not stated
+	uri   string
+	tried chan struct{} // closed when its module has been asked for the first time
+	err   error         // the module's first answer; constant once tried is closed
+	once  sync.Once     // closes tried
 }
 
 // newSession returns a session that is in no table.
@@ -153,30 +145,24 @@ func newSession(o sessionOrigin) *Session {
 		era:           stateful,
 		claim:         o.Claim,
 		lastSeen:      make(map[string]string),
-		subscriptions: make(map[string]interest),
+		subscriptions: make(map[string]*interest),
+		changed:       make(chan struct{}),
 	}
 	s.profile.Store(&clientProfile{caps: o.Caps})
 	return s
 }
 
 // newStatelessSession returns the session of one request without a session, made by a
-// principal. The request's _meta identifies the client. h is nil if the transport has no
-// headers.
-func newStatelessSession(h http.Header, method string, params object, p *Principal) (*Session, error) {
-	meta := params.get("_meta")
-	err := checkStateless(h, method, meta)
-	level := stringField(meta, metaLogLevel)
-	if err == nil && field(meta, metaLogLevel) != nil {
-		err = checkLogLevel(level)
-	}
+// principal. h is nil if the transport has no headers.
+func newStatelessSession(h http.Header, method string, identity object, p *Principal) (*Session, error) {
+	client, err := parseIdentity(h, method, identity)
 	if err != nil {
 		return nil, err
 	}
-	caps := parseClientCaps(field(meta, metaClientCaps))
-	s := newSession(newOrigin(statelessProtocol, caps, p.claimID))
+	s := newSession(newOrigin(statelessProtocol, client.caps, p.claimID))
 	s.era = stateless
 	s.principal = p
-	s.profile.Store(&clientProfile{caps, level})
+	s.profile.Store(&client)
 	return s, nil
 }
 
@@ -191,24 +177,25 @@ func (s *Session) handleNotification(msg *Message) {
 			answer <- msg
 		}
 	case msg.Method == "notifications/cancelled": // usher needs no other
-		if cancel, ok := s.calls.remove(string(field(msg.Params, "requestId"))); ok {
+		if cancel, ok := s.calls.remove(string(msg.Params.get("requestId"))); ok {
 			cancel(errCancelled)
 		}
 	}
 }
 
-// wants reports whether the client wants a notification. A client that has not stated a
+// wants reports whether the client wants a notification about one of its requests. A client
+// without sessions supports only progress and log messages. A client that has not stated a
 // log level gets all log messages, or none if it has no sessions (MCP 2026-07-28,
 // server/utilities/logging).
-func (s *Session) wants(method string, params json.RawMessage) bool {
+func (s *Session) wants(method string, params object) bool {
 	if method != "notifications/message" {
-		return true
+		return s.era == stateful || method == "notifications/progress"
 	}
 	lowest := s.profile.Load().level
 	if lowest == "" {
 		return s.era == stateful
 	}
-	severity := slices.Index(logLevels, stringField(params, "level"))
+	severity := slices.Index(logLevels, params.text("level"))
 	return severity < 0 || severity >= slices.Index(logLevels, lowest)
 }
 
@@ -221,23 +208,29 @@ func (s *Session) join(out *outbox) bool {
 		return false
 	}
 	s.streams = append(s.streams, out)
+	s.changeLocked()
 	return true
 }
 
-// leave removes a stream. When the last stream leaves, leave also ends the session's
-// subscriptions at modules.
+// leave removes a stream.
 func (s *Session) leave(out *outbox) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.streams = slices.DeleteFunc(s.streams, func(other *outbox) bool { return other == out })
-	s.mu.Unlock()
-	if s.primary() != nil {
-		return
-	}
-	s.subscribing.Lock()
-	defer s.subscribing.Unlock()
-	for uri := range s.subscriptions {
-		s.pauseLocked(uri)
-	}
+	s.changeLocked()
+}
+
+// Changed returns a channel that is closed when the streams or subscriptions next change.
+func (s *Session) Changed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}
+
+// changeLocked wakes everything that waits on Changed. The caller holds s.mu.
+func (s *Session) changeLocked() {
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 // primary returns the stream for messages to the client, or nil. Each message goes to one
@@ -264,7 +257,7 @@ func (s *Session) notify(method string, params object) {
 	if s.listenID != nil {
 		params = withMeta(params, metaSubscription, s.listenID)
 	}
-	s.send(encodeRequest(nil, method, params.encode()))
+	s.send(encodeRequest(nil, method, params))
 }
 
 // errUnheard reports that a client with a session has no stream on which usher could ask
@@ -294,15 +287,6 @@ func (s *Session) failAsks() {
 	for _, answer := range s.asked.close(errUnheard) {
 		answer <- &Message{Err: errUnheard}
 	}
-}
-
-// pauseLocked ends a subscription at its module, until stream.go renews it. The caller holds
-// s.subscribing.
-func (s *Session) pauseLocked(uri string) {
-	if release := s.subscriptions[uri].release; release != nil {
-		release()
-	}
-	s.subscriptions[uri] = interest{}
 }
 
 // sessionTable contains the sessions that are in use or were used recently, also those that

@@ -144,7 +144,7 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 
 // shellResult returns the result of a call of a function: its output, as an object if it is
 // one, else as text.
-func shellResult(name string, output []byte, lastLines string, err error) json.RawMessage {
+func shellResult(name string, output []byte, lastLines string, err error) object {
 	_, ended := errors.AsType[*exec.ExitError](err)
 	text := strings.ToValidUTF8(strings.TrimRight(string(output), "\n"), "\uFFFD")
 	value := json.RawMessage(text)

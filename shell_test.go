@@ -3,46 +3,17 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 )
 
-// markVar is a variable of the environment that marks processes, and what they start.
-const markVar = "USHER_TEST_MARK"
-
-// markProcesses returns a value of markVar, and a function that lists the ids and command
-// lines of the processes with it.
-func markProcesses(t *testing.T) (mark string, list func() string) {
-	t.Helper()
-	if runtime.GOOS != "linux" {
-		skip(t, "looks at /proc")
-	}
-	mark = t.TempDir()
-	return mark, func() string {
-		var list []string
-		dirs, _ := filepath.Glob("/proc/[0-9]*")
-		for _, dir := range dirs {
-			cmdline, _ := os.ReadFile(dir + "/cmdline")
-			if len(cmdline) == 0 {
-				continue // a thread of the kernel, or a process that has ended
-			}
-			environ, _ := os.ReadFile(dir + "/environ")
-			if bytes.Contains(environ, []byte(markVar+"="+mark)) {
-				list = append(list, filepath.Base(dir)+" "+strings.ReplaceAll(string(cmdline), "\x00", " "))
-			}
-		}
-		return strings.Join(list, "\n")
-	}
-}
-
-func TestShellModule(t *testing.T) {
+// A shell function gets its arguments in order, unevaluated, and all of them on stdin. Its
+// output is the result.
+func TestShellFunctions(t *testing.T) {
 	long(t)
 	need(t, "bash")
 	mark, processes := markProcesses(t)
@@ -52,20 +23,23 @@ func TestShellModule(t *testing.T) {
 	c := connect(t, d.URL)
 	await(t, "the module", func() bool { return len(c.tools()) == 14 })
 	for _, tt := range []struct{ name, tool, arguments, want string }{
-		{"arguments in order", "args", `{"c":true,"a":"x y","b":{"k":[1]}}`, `[./s.usher.sh][x y][{"k":[1]}][true]`},
+		{"arguments in order", "args", `{"c":true,"a":"x y","b":{"k":[1]}}`,
+			`[./s.usher.sh][x y][{"k":[1]}][true]`},
 		{"those left out are empty", "args", `{"a":""}`, `[./s.usher.sh][][][]`},
-		{"nothing is evaluated", "args", `{"a":"$(touch bad); ` + "`touch bad`" + ` '; touch bad #\""}`,
+		{"nothing is evaluated", "args", `{"a":"$(touch bad); ` + "`touch bad`" +
+			` '; touch bad #\""}`,
 			"[$(touch bad); `touch bad` '; touch bad #\"]"},
-		{"an option is no option", "args", `{"a":"-n"}`, "[-n]"},
-		{"all of them on stdin", "whole", `{"a":"é\n","n":9007199254740993}`, `{"a":"é\n","n":9007199254740993}`},
-		{"an object keeps its digits", "object", ``, `"structuredContent":{"a":12345678901234567890}`},
+		{"all of them on stdin", "whole", `{"a":"é\n","n":9007199254740993}`,
+			`{"a":"é\n","n":9007199254740993}`},
+		{"an object keeps its digits", "object", ``,
+			`"structuredContent":{"a":12345678901234567890}`},
 		{"its file", "file", ``, "BASH_SOURCE s.usher.sh"},
 		{"nothing", "nothing", ``, `{"content":[]}`},
-		{"what is no UTF-8", "noise", ``, "\uFFFD{"},
 		{"the last lines of a failure", "fail", ``, "5\n6\n7\n8\n9"},
 		{"a failure without a word", "mute", ``, "mute ended with exit status 4"},
 		{"a flood", "flood", ``, "larger than 4 MiB"},
-		{"a process left behind", "forks", `{"unread":"` + strings.Repeat("x", 200_000) + `"}`, "done"},
+		{"a process left behind", "forks", `{"unread":"` +
+			strings.Repeat("x", 200_000) + `"}`, "done"},
 		{"all memory", "hog", ``, `"isError":true`},
 		{"an argument that is too long", "args", `{"a":"` + strings.Repeat("x", 200_000) + `"}`,
 			"argument list too long"},
@@ -73,23 +47,30 @@ func TestShellModule(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			result := c.call("s_"+tt.tool, tt.arguments).result()
-			checkContains(t, "result", string(result)+resultText(result), tt.want)
+			checkContains(t, "result", string(result)+resultText(members(result)), tt.want)
 		})
 	}
 	t.Run("progress", func(t *testing.T) {
-		a := c.ask("tools/call", `{"name":"s_count","arguments":{"n":3},"_meta":{"progressToken":"p"}}`)
+		a := c.ask("tools/call",
+			`{"name":"s_count","arguments":{"n":3},"_meta":{"progressToken":"p"}}`)
 		check(t, "messages", len(a.Events), 4)
-		checkContains(t, "the second", string(a.Events[1]), `"progress":2,"message":"step 2","total":3`)
+		checkContains(t, "the second", string(a.Events[1]),
+			`"progress":2,"message":"step 2","total":3`)
 	})
 	t.Run("cancelled", func(t *testing.T) {
 		stuck := make(chan answer, 1)
 		go func() {
-			stuck <- c.post(`{"jsonrpc":"2.0","id":"stuck","method":"tools/call","params":{"name":"s_stubborn"}}`)
+			stuck <- c.post(`{"jsonrpc":"2.0","id":"stuck","method":"tools/call","params":{` +
+				`"name":"s_stubborn"}}`)
 		}()
-		await(t, "the function to run", func() bool { return strings.Contains(processes(), "stubborn") })
+		await(t, "the function to run", func() bool {
+			return strings.Contains(processes(), "stubborn")
+		})
 		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"stuck"}}`)
 		<-stuck
-		await(t, "its processes to end", func() bool { return !strings.Contains(processes(), "sleep 1000") })
+		await(t, "its processes to end", func() bool {
+			return !strings.Contains(processes(), "sleep 1000")
+		})
 		check(t, "the next call", c.call("s_nothing", "").failure(), "")
 	})
 	check(t, "files", folderNames(t, dir), []string{"s.usher.sh"})
@@ -97,9 +78,8 @@ func TestShellModule(t *testing.T) {
 	await(t, "all processes to end", func() bool { return processes() == "" })
 }
 
-// TestShellBackground checks that a background process that writes keeps running until its module is
-// removed.
-func TestShellBackground(t *testing.T) {
+// A background process that writes keeps running until its module is removed.
+func TestShellBackgroundEndsWithItsModule(t *testing.T) {
 	long(t)
 	need(t, "sh")
 	dir := t.TempDir()
@@ -108,7 +88,7 @@ func TestShellBackground(t *testing.T) {
 	c := connect(t, startDaemon(t, dir).URL)
 	c.awaitTools("m_forks")
 	var pid int
-	_, err := fmt.Sscan(strings.Trim(resultText(c.call("m_forks", "").result()), "her\n"), &pid)
+	_, err := fmt.Sscan(strings.Trim(c.call("m_forks", "").text(), "her\n"), &pid)
 	must(t, err)
 	write(t, dir+"/m.usher.sh", script+"# More.\nmore() { :; }\n")
 	c.awaitTools("m_forks", "m_more")
@@ -117,20 +97,21 @@ func TestShellBackground(t *testing.T) {
 	await(t, "its end", func() bool { return !processAlive(pid) })
 }
 
-func TestShellFaults(t *testing.T) {
+// A script that no shell reads is reported with the reason.
+func TestShellFaultsAreReported(t *testing.T) {
 	t.Parallel()
 	need(t, "sh")
 	dir := t.TempDir()
 	write(t, dir+"/a.usher.sh", "#!/bin/sh\n\n# A.\na() {\n\tif\n}\n")
 	write(t, dir+"/b.usher.sh", "#!/usr/bin/perl\n")
 	write(t, dir+"/c.usher.sh", "#!/bin/sh\r\n\r\n# C.\r\nc() { :; }\r\n")
-	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
-	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error", "want sh, bash", "its lines end with")
+	out := modulesOf(t, dir, nil)
+	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error",
+		"want sh, bash", "its lines end with")
 }
 
-// TestShellNames checks that a function is a method if the shell reports it as a
-// function. A reserved word, or a name in a here-document, once ran the caller's
-// argument, or a program on PATH.
+// A function is a method if the shell reports it as a function. Reserved words are refused:
+// one would run the caller's argument.
 func TestShellNames(t *testing.T) {
 	long(t)
 	need(t, "sh")
@@ -138,7 +119,13 @@ func TestShellNames(t *testing.T) {
 	const reserved = "\n# Runs it.\n# @param {string} text what\nfunction time() { printf '%s' \"$1\"; }\n" +
 		"# Says it.\nfunction say-so {\n:\n}\n"
 	functions := []string{"say", "test", "touch", "echo"}
-	for shell, more := range map[string]string{"sh": "", "dash": "", "bash": reserved, "zsh": reserved, "ksh": ""} {
+	for shell, more := range map[string]string{
+		"sh":   "",
+		"dash": "",
+		"bash": reserved,
+		"zsh":  reserved,
+		"ksh":  "",
+	} {
 		t.Run(shell, func(t *testing.T) {
 			if _, err := exec.LookPath(shell); err != nil {
 				skip(t, err) // CI has sh and bash
@@ -150,7 +137,8 @@ func TestShellNames(t *testing.T) {
 				hosted := strings.Contains(out, `"method": "`+name+`"`)
 				check(t, name+" is hosted", hosted, slices.Contains(functions, name))
 			}
-			check(t, "say-so is hosted", strings.Contains(out, `"method": "say-so"`), more != "")
+			check(t, "say-so is hosted", strings.Contains(out, `"method": "say-so"`),
+				more != "")
 			checkContains(t, "problems", out, "mkdir: "+shell+" can't call")
 			for _, tt := range []struct{ name, text, want string }{
 				{"say", "a", "said a"},
@@ -159,7 +147,8 @@ func TestShellNames(t *testing.T) {
 				{"touch", "gone", "the script defines no function touch"},
 			} {
 				arguments := `{"text":"` + tt.text + `"}`
-				out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "m", tt.name, arguments)
+				out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "m",
+					tt.name, arguments)
 				checkContains(t, tt.name+" "+tt.text, out+stderr, tt.want)
 			}
 			check(t, "files", folderNames(t, dir), []string{"m.usher.sh"})
@@ -167,7 +156,7 @@ func TestShellNames(t *testing.T) {
 	}
 }
 
-// TestShellOptions checks that options in the first line count.
+// Options in the first line count.
 func TestShellOptions(t *testing.T) {
 	long(t)
 	need(t, "bash")
@@ -180,7 +169,8 @@ func TestShellOptions(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		write(t, dir+"/m.usher.sh", first+script)
-		out, stderr, _ := usher(t, "", "call", "-base", t.TempDir(), "-dir", dir, "m", "deploy", `{"text":""}`)
+		out, stderr, _ := usher(t, "", "call", "-base", t.TempDir(), "-dir", dir, "m",
+			"deploy", `{"text":""}`)
 		checkContains(t, first, out+stderr, want)
 	}
 }

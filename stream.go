@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -13,7 +14,7 @@ import (
 
 const (
 	coalesce      = 300 * time.Millisecond // changes within this time make one list_changed
-	renewInterval = 2 * time.Second        // between attempts to announce or to renew subscriptions
+	renewInterval = 2 * time.Second        // between two attempts to renew subscriptions
 )
 
 // follow notifies from's session of changes on out, one of its streams, and removes the stream
@@ -24,19 +25,31 @@ func (s *Server) follow(
 ) error {
 	session := from.session
 	defer session.leave(out)
-	var subscribing sync.WaitGroup
-	defer subscribing.Wait()
+	var watches sync.WaitGroup
+	defer watches.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // else a module that hangs delays the end
+	watching := make(map[*interest]context.CancelFunc)
 	for {
-		changed := s.modules.Changed()
-		readable := from.principal.Readable()
-		if readable {
-			s.announce(ctx, from, out, &subscribing)
+		modules := s.modules.Changed()
+		own := session.Changed()
+		unreadable := from.principal.Unreadable()
+		if unreadable == nil && session.primary() == out {
+			s.announce(from)
 		}
-		var again <-chan time.Time
-		if !readable || session.subscribes() {
-			again = time.After(renewInterval)
+		wanted := session.interests(out)
+		for in, stop := range watching {
+			if !slices.Contains(wanted, in) {
+				stop()
+				delete(watching, in)
+			}
+		}
+		for _, in := range wanted {
+			if watching[in] == nil {
+				watch, stop := context.WithCancel(ctx)
+				watching[in] = stop
+				watches.Go(func() { s.watch(watch, from, in) })
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -44,50 +57,102 @@ func (s *Server) follow(
 		case <-end:
 			return nil
 		case <-from.member.Done():
-			if context.Cause(from.member) != errNoSession && session.era == stateful {
+			if context.Cause(from.member) != errNoSession && session.listenID == nil {
 				session.notifyChanges(s.modules.View(Scope{}))
 			}
 			return nil
-		case <-again:
-		case <-changed:
+		case <-unreadable:
+		case <-own:
+		case <-modules:
 			pauseFor(ctx, coalesce) // more changes are likely to follow
 		}
 	}
 }
 
-// announce notifies from's session, if out is its primary stream, of the lists in its view
-// that have changed, and renews its subscriptions. It asks modules in a goroutine, which
-// ends with ctx; the caller must wait for it with subscribing. A session whose claim has
-// ended is notified of nothing.
-func (s *Server) announce(
-	ctx context.Context, from admission, out *outbox, subscribing *sync.WaitGroup,
-) {
-	session := from.session
-	scope, err := s.gate.Scope(from.principal)
-	if err != nil || session.primary() != out {
-		return
-	}
-	session.notifyChanges(s.modules.View(scope))
-	if session.subscribing.TryLock() { // else a module is still being asked
-		subscribing.Go(func() {
-			defer session.subscribing.Unlock()
-			defer catch(s.log, nil)
-			for uri := range session.subscriptions {
-				if err := s.keepSubscription(ctx, from, uri); err != nil {
-					s.log.Debug("subscribing to a resource failed", "why", err) // retried at the next change
-				}
-			}
-		})
+// announce notifies from's session of the lists in its view that have changed. A session
+// whose claim has ended is notified of nothing.
+func (s *Server) announce(from admission) {
+	if scope, err := s.gate.Scope(from.principal); err == nil {
+		from.session.notifyChanges(s.modules.View(scope))
 	}
 }
 
-// subscribes reports whether the session subscribes to a resource.
-func (s *Session) subscribes() bool {
-	if !s.subscribing.TryLock() {
-		return true
+// subscribe adds a subscription, unless there is one for the URI, and returns it.
+func (s *Session) subscribe(uri string) (in *interest, isNew bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if in = s.subscriptions[uri]; in != nil {
+		return in, false
 	}
-	defer s.subscribing.Unlock()
-	return len(s.subscriptions) > 0
+	in = &interest{uri: uri, tried: make(chan struct{})}
+	s.subscriptions[uri] = in
+	s.changeLocked()
+	return in, true
+}
+
+// unsubscribe removes a subscription, and reports whether there was one.
+func (s *Session) unsubscribe(uri string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := len(s.subscriptions)
+	delete(s.subscriptions, uri)
+	s.changeLocked()
+	return len(s.subscriptions) < before
+}
+
+// interests returns the session's subscriptions if out is its primary stream.
+func (s *Session) interests(out *outbox) []*interest {
+	if s.primary() != out {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.subscriptions))
+}
+
+// watch notifies from's session of the changes of a resource until ctx ends. It asks the
+// module that owns the resource in the view of from's principal, and asks again when that
+// module's process has ended or another module owns the resource.
+func (s *Server) watch(ctx context.Context, from admission, in *interest) {
+	defer catch(s.log, nil)
+	owner := func() *Item { // changes when the claim ends
+		scope, _ := s.gate.Scope(from.principal) // reaches nothing if there is an error
+		return s.modules.View(scope).Lookup("resources", in.uri)
+	}
+	for ctx.Err() == nil {
+		changed := s.modules.Changed()
+		now := owner()
+		caller := s.callerOf(from, from.session.send)
+		caller.Notify = func(method string, params object) {
+			if caller.reachable() && owner().Module() == now.Module() {
+				from.session.notify(method, stripCallID(params))
+			}
+		}
+		process, release, err := now.Subscribe(ctx, caller, in.uri)
+		in.once.Do(func() {
+			in.err = err
+			close(in.tried)
+		})
+		var again <-chan time.Time
+		if err != nil {
+			s.log.Debug("subscribing to a resource failed", "why", err)
+			again = time.After(renewInterval)
+		}
+		for ended := false; !ended; {
+			select {
+			case <-ctx.Done():
+				ended = true
+			case <-process:
+				ended = true
+			case <-again:
+				ended = true
+			case <-changed:
+				changed = s.modules.Changed()
+				ended = owner().Module() != now.Module()
+			}
+		}
+		release()
+	}
 }
 
 // markSeen records that the client was given a list. While the session has a stream, only
@@ -128,20 +193,20 @@ func (s *Session) unseenChanges(view *View) []string {
 // readFilter reads which lists and resources the client of a subscriptions/listen wants
 // to be notified of. It marks these lists as seen in view. It returns the part of the
 // filter that usher honours.
-func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured object) {
+func (s *Session) readFilter(view *View, filter object) (honoured object) {
 	for _, list := range announcedLists {
 		key := list + "ListChanged"
-		if value := field(filter, key); isTrue(value) {
+		if value := filter.get(key); isTrue(value) {
 			s.markSeen(list, view)
 			honoured = append(honoured, member{key, value})
 		}
 	}
 	const key = "resourceSubscriptions"
 	var uris []string
-	_ = json.Unmarshal(field(filter, key), &uris) // items that are not strings are ignored
+	_ = json.Unmarshal(filter.get(key), &uris) // items that are not strings are ignored
 	uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Lookup("resources", uri) == nil })
-	for _, uri := range uris { // needs no lock: no other goroutine has the session yet
-		s.subscriptions[uri] = interest{}
+	for _, uri := range uris {
+		s.subscribe(uri)
 	}
 	if len(uris) > 0 {
 		honoured = append(honoured, member{key, marshal(uris)})
@@ -149,53 +214,27 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 	return honoured
 }
 
-// subscribeTimeout is how long a module may take to answer a subscription.
+// subscribeTimeout is how long a client waits for a module's answer to a subscription.
 const subscribeTimeout = 10 * time.Second
 
 var errManyWanted = rpcErrorf(codeInvalidParams,
 	"too many subscriptions (limit %d): unsubscribe from some", maxWantedOf)
 
-// unsubscribeLocked ends a subscription. The caller holds session.subscribing.
-func (s *Server) unsubscribeLocked(session *Session, uri string) {
-	if _, subscribed := session.subscriptions[uri]; subscribed {
-		session.pauseLocked(uri)
-		delete(session.subscriptions, uri)
+// subscribe adds a subscription to a session, unless it has the subscription.
+func (s *Server) subscribe(session *Session, uri string) (*interest, error) {
+	if !s.gate.sessions.want(session, 1) {
+		return nil, errManyWanted
+	}
+	in, isNew := session.subscribe(uri)
+	if !isNew {
 		s.gate.sessions.want(session, -1)
 	}
+	return in, nil
 }
 
-// keepSubscription subscribes to the module that owns uri in the view of from's principal now,
-// and ends a subscription at any other module. The caller holds session.subscribing.
-func (s *Server) keepSubscription(ctx context.Context, from admission, uri string) error {
-	session := from.session
-	owner := func() *Item { // changes when the claim ends
-		scope, _ := s.gate.Scope(from.principal) // reaches nothing if there is an error
-		return s.modules.View(scope).Lookup("resources", uri)
+// unsubscribe ends a subscription of a session, if it has the subscription.
+func (s *Server) unsubscribe(session *Session, uri string) {
+	if session.unsubscribe(uri) {
+		s.gate.sessions.want(session, -1)
 	}
-	now := owner()
-	if in := session.subscriptions[uri]; in.release != nil && now.Module() == in.of && in.alive() {
-		return nil
-	}
-	session.pauseLocked(uri)
-	if now == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
-	defer cancel()
-	caller := s.callerOf(from, session.send)
-	caller.Notify = func(method string, params json.RawMessage) {
-		if caller.reachable() && owner().Module() == now.Module() {
-			update := members(stripCallID(params))
-			session.notify(method, update)
-		}
-	}
-	at, err := now.Subscribe(ctx, caller, uri)
-	if err == nil {
-		session.subscriptions[uri] = interest{
-			of:      now.Module(),
-			alive:   func() bool { return from.member.Err() == nil && at.alive() },
-			release: at.release,
-		}
-	}
-	return err
 }

@@ -164,12 +164,13 @@ func writeText(w io.Writer, name string, v any) {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
 		"left":  func(at time.Time) string { return formatLeft(time.Until(at)) },
-		"line":  sanitizeLine,
 		"note":  func(text string) string { return sanitizeLines(text, "\n      ") },
 	})
-	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	defer table.Flush()
+	var text bytes.Buffer // so that records of the log don't come in between
+	table := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
 	_ = template.Must(output.Parse(outputText)).ExecuteTemplate(table, name, v)
+	table.Flush()
+	_, _ = text.WriteTo(w)
 }
 
 // isTerminal reports whether a writer is a terminal.
@@ -197,30 +198,22 @@ func (w recordWriter) Write(record []byte) (int, error) {
 	return len(record), nil
 }
 
-// sanitize replaces characters of foreign text that could control the terminal or break
-// a table.
-func sanitize(s string) string {
-	return strings.Map(func(r rune) rune {
+// sanitize returns foreign text for one line of a terminal or a table.
+func sanitize(text string) string { return sanitizeLines(text, "; ") }
+
+// sanitizeLines replaces characters of foreign text that could control the terminal or break
+// a table, and joins the lines by separator.
+func sanitizeLines(text, separator string) string {
+	printable := strings.Map(func(r rune) rune {
 		switch {
-		case unicode.IsPrint(r):
+		case unicode.IsPrint(r) || r == '\n':
 			return r
 		case r == '\t':
 			return ' '
 		}
 		return unicode.ReplacementChar
-	}, s)
-}
-
-// sanitizeLine sanitizes a text and joins its lines.
-func sanitizeLine(text string) string { return sanitize(strings.ReplaceAll(text, "\n", "; ")) }
-
-// sanitizeLines sanitizes each line of a text, and joins the lines by separator.
-func sanitizeLines(text, separator string) string {
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		lines[i] = sanitize(line)
-	}
-	return strings.Join(lines, separator)
+	}, text)
+	return strings.ReplaceAll(printable, "\n", separator)
 }
 
 // formatLeft formats a duration in days, hours and minutes, rounded up.

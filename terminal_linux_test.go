@@ -21,8 +21,12 @@ func openTerminal(t *testing.T) (terminal *os.File, out *output) {
 	controller, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	must(t, err)
 	var n, unlocked uint32
-	for request, value := range map[uintptr]*uint32{syscall.TIOCGPTN: &n, syscall.TIOCSPTLCK: &unlocked} {
-		_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, controller.Fd(), request, uintptr(unsafe.Pointer(value)))
+	for request, value := range map[uintptr]*uint32{
+		syscall.TIOCGPTN:   &n,
+		syscall.TIOCSPTLCK: &unlocked,
+	} {
+		_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, controller.Fd(), request,
+			uintptr(unsafe.Pointer(value)))
 		check(t, "errno", errno, 0)
 	}
 	terminal, err = os.OpenFile(fmt.Sprint("/dev/pts/", n), os.O_RDWR|syscall.O_NOCTTY, 0)
@@ -40,6 +44,7 @@ func openTerminal(t *testing.T) (terminal *os.File, out *output) {
 // unlimited matches lines with the error of a module, and records.
 var unlimited = regexp.MustCompile(`^  failed |^\d\d:`)
 
+// The banner lists each module once, as ready or failed. Each later record is one line.
 func TestBanner(t *testing.T) {
 	long(t)
 	const claim, mcp = "usher claim -base ", "claude mcp add --transport http usher "
@@ -48,8 +53,10 @@ func TestBanner(t *testing.T) {
 		flags, secret string
 		says, omits   []string
 	}{
-		{"", "", []string{mcp + "http", "Webhooks need no secret"}, []string{claim, empty, "level="}},
-		{"-accept-signatures", "s", []string{empty, "X-Webhook-Secret or a verified signature."}, nil},
+		{"", "", []string{mcp + "http", "Webhooks need no secret"},
+			[]string{claim, empty, "level="}},
+		{"-accept-signatures", "s",
+			[]string{empty, "X-Webhook-Secret or a verified signature."}, nil},
 		{"-require-claim -watch", "", []string{claim, "Webhooks are off"}, []string{mcp}},
 	} {
 		t.Run(tt.flags+tt.secret, func(t *testing.T) {
@@ -76,7 +83,9 @@ func TestBanner(t *testing.T) {
 			d := o.launch(t, dir, strings.Fields(tt.flags)...)
 			await := func(text string, count int) {
 				t.Helper()
-				shown.await(t, text, d.done, func(out string) bool { return strings.Count(out, text) == count })
+				shown.await(t, text, d.done, func(out string) bool {
+					return strings.Count(out, text) == count
+				})
 			}
 			await("Ctrl-C stops usher.", 1)
 			if hosts {

@@ -18,15 +18,19 @@ import (
 	"time"
 )
 
-// routes adds the methods of the MCP endpoint to mux, which gets no requests for other paths.
-func (s *Server) routes(mux *http.ServeMux) {
+// routes returns the handler of the MCP endpoint, which gets no requests for other paths.
+func (s *Server) routes() *http.ServeMux {
+	mux := http.NewServeMux()
 	route := func(pattern string, serve func(http.ResponseWriter, *http.Request) error) {
-		mux.HandleFunc(pattern, handle(s.log, writeMCPError, serve))
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			handle(w, r, s.log, writeMCPError, func() error { return serve(w, r) })
+		})
 	}
 	route("POST /", s.servePOST)
 	route("GET /", s.serveGET)
 	route("DELETE /", s.serveDELETE)
 	route("/", func(http.ResponseWriter, *http.Request) error { return errNotAllowed })
+	return mux
 }
 
 // errNotAllowed refuses other methods, and GET in stateless revisions.
@@ -88,6 +92,8 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	// Principal and session are fixed before the body is read, so that the body counts for
+	// the right principal, and nobody changes the access of a request under way.
 	from, err := s.admit(r)
 	if err != nil {
 		return err
@@ -97,6 +103,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer held.end()
+	// A client of HTTP+SSE gets its answers on its stream, whatever it posts.
 	if from.session != nil && from.session.Protocol == sseProtocol {
 		if err := from.session.deliver(from, body); err != nil {
 			return err
@@ -108,8 +115,8 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return refusal(msg.ID, err)
 	}
-	params := parseParams(msg.Params)
-	from.session, err = s.sessionOf(w, r, from, msg, params)
+	params, identity := parseParams(msg.Params)
+	from.session, err = s.sessionOf(w, r, from, msg, params, identity)
 	if err != nil {
 		return refusal(msg.ID, err)
 	}
@@ -118,6 +125,8 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusAccepted)
 		return nil
 	}
+	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
+	// asked or notified.
 	conn := connection{ctx: r.Context()}
 	if accept.stream {
 		conn.write = sseWriter(w)
@@ -148,17 +157,19 @@ func checkPOST(r *http.Request) (accepts, error) {
 // sessionOf returns the session of a POST. For initialize it returns a new session, and
 // sets its id in the header of the answer. A stateless message has a session of its own.
 func (s *Server) sessionOf(
-	w http.ResponseWriter, r *http.Request, from admission, msg *Message, params object,
+	w http.ResponseWriter, r *http.Request, from admission, msg *Message, params, identity object,
 ) (*Session, error) {
-	stateless := isStateless(r.Header, params)
+	stateless := isStateless(r.Header, identity)
 	begins := !stateless && msg.isRequest() && msg.Method == "initialize"
+	// Only here is it known whether the request begins a session: an invalid code does not keep
+	// a client of an earlier era from that, but refuses everything else.
 	switch {
 	case from.badCode != nil && !begins:
 		return nil, from.badCode
 	case stateless && msg.isNotification(): // usher needs no notification of this revision
 		return newSession(sessionOrigin{}), nil
 	case stateless:
-		return newStatelessSession(r.Header, msg.Method, params, from.principal)
+		return newStatelessSession(r.Header, msg.Method, identity, from.principal)
 	case !begins && from.session == nil:
 		return nil, errNoID
 	case !begins:
@@ -182,16 +193,14 @@ var errNoID error = httpErrorf(http.StatusBadRequest,
 
 // answerPOST runs a request, and writes the answer to w or, as a stream, to r.out.
 func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
-	ctx, cancel := context.WithCancel(r.server.stopped)
-	defer cancel()
-	old := r.session.era == stateful
-	if !old { // the end of its connection cancels a request of this era
-		defer context.AfterFunc(r.out.conn.ctx, cancel)()
-	}
-	var result json.RawMessage
-	err := r.begin(ctx)
+	old := r.from.session.era == stateful
+	var result object
+	err := r.begin(r.server.stopped)
 	if err == nil {
 		defer r.end()
+		if !old { // the end of its connection cancels a request of this era
+			defer context.AfterFunc(r.out.conn.ctx, func() { r.cancel(context.Canceled) })()
+		}
 		if streamFirst && old { // a stateless error needs its HTTP status
 			r.out.send(frame{})
 		}
@@ -260,11 +269,13 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	who := s.account(from)
+	// GET has no body, but a client may send one.
 	_, held, err := who.receive(w, r) // an unread body could delay other requests of the connection
 	if err != nil {
 		return err
 	}
 	held.end()
+	// Each stream costs a connection and a goroutine for as long as the client likes.
 	if !s.streams.reserve(from.principal, 1) {
 		return errManyStreams
 	}
@@ -350,6 +361,8 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	case err = <-input:
 	case <-d.out.conn.ctx.Done():
 	}
+	// From now on, no request begins. Those in progress may end, but the client can no longer
+	// answer what modules ask in them.
 	d.mu.Lock()
 	d.close()
 	d.mu.Unlock()
@@ -383,14 +396,15 @@ func (d *duplex) receive(from admission, body []byte) error {
 
 // begin begins a request of a size in bytes, and answers it in a new goroutine.
 func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
-	params := parseParams(msg.Params)
+	params, identity := parseParams(msg.Params)
 	from.session = d.from.session
-	if isStateless(nil, params) {
-		from.session, err = newStatelessSession(nil, msg.Method, params, from.principal)
+	if isStateless(nil, identity) {
+		from.session, err = newStatelessSession(nil, msg.Method, identity, from.principal)
 		if err != nil {
 			return err
 		}
 	}
+	// A message that finds no room is answered with the error.
 	held, err := d.out.held.open(int64(size))
 	r := d.server.newRequest(from, d.out, held, msg, params)
 	r.calls = &d.from.session.calls

@@ -6,7 +6,7 @@
 // This file assigns names, looks things up, and passes calls on to the pool of a module.
 // Nothing here depends on claims or sessions.
 //
-// Invariants, all tested by view_test.go:
+// Invariants, all tested by view_test.go and names_test.go:
 //   - A view contains nothing of a module outside its scope, and no name in it discloses a
 //     folder above the scope.
 //   - No two tools of a view share a name, no two prompts a name, no two webhooks a path, and
@@ -24,18 +24,20 @@ import (
 	"sync"
 )
 
-// Module is a unit of functionality, a source file or an entry of a .mcp.json file, and
-// what it offers. Immutable; a module that changes is replaced by a new one.
+// Module is the unit of functionality that is served from a source, and its state.
+// Immutable; a module that changes is replaced by a new one.
 type Module struct {
-	discovered
-	manifest
+	source   // of the version that is served; of the newest if none is
+	manifest // its Problems are also those of the source and of Methods
 	Methods  []*Method
-	Problems []string // with the file, its methods and its lists, for its author
 
-	pool *pool // nil if the module can't be hosted at the moment: then it only affects other modules' names
+	Pending bool  // the newest version is being introspected
+	Err     error // why the newest version is not hosted; nil while it is pending
+
+	pool *pool // nil if no version is served: then the module only affects other modules' names
 	// checkCurrent returns errRetired if the source file has a newer version that usher
-	// follows, or if usher still introspects the module; other errors say why the newest
-	// version can't be hosted.
+	// follows, or if usher still introspects that; other errors say why the newest version
+	// can't be hosted. nil if pool is.
 	checkCurrent func() error
 }
 
@@ -62,20 +64,22 @@ func (c *Catalog) View(scope Scope) *View {
 		if len(c.views) >= maxViews { // most are of claims that have ended
 			clear(c.views)
 		}
-		c.views[scope] = newView(c.modules, scope)
+		c.views[scope] = newView(c, scope)
 	}
 	return c.views[scope]
 }
 
 // View is the set of modules inside one scope, with the names they have there. Immutable.
 type View struct {
+	catalog *Catalog
+	scope   Scope
 	Modules []ViewModule // sorted by label
 	Tools   []*Item      // sorted by name
 
 	// ToolsOf maps the view's modules to their tools, in the modules' own order.
 	ToolsOf map[*Module][]*Item
-	// Lists maps "tools", "prompts", "resources" and "resourceTemplates" to the results of
-	// the list requests, on one line.
+	// Lists maps "tools", "prompts", "resources" and "resourceTemplates" to the lists that
+	// clients get, each a JSON array on one line.
 	Lists map[string]json.RawMessage
 	// Fingerprints maps the name of each list in announcedLists to a hash of the list.
 	Fingerprints map[string]string
@@ -127,8 +131,10 @@ func (m ViewModule) offer(byURI map[string]*Item, uri string) {
 }
 
 // newView selects the modules inside a scope. No other function does.
-func newView(all []*Module, scope Scope) *View {
+func newView(c *Catalog, scope Scope) *View {
 	v := &View{
+		catalog:      c,
+		scope:        scope,
 		ToolsOf:      make(map[*Module][]*Item),
 		ambiguous:    make(map[string]map[string][]*Item),
 		items:        map[string]map[string]*Item{"resources": {}},
@@ -136,7 +142,7 @@ func newView(all []*Module, scope Scope) *View {
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
 	}
-	inside := slices.DeleteFunc(slices.Clone(all), func(m *Module) bool {
+	inside := slices.DeleteFunc(slices.Clone(c.modules), func(m *Module) bool {
 		return !scope.Contains(m.Source)
 	})
 	for i, label := range labels(inside, scope) {
@@ -237,10 +243,9 @@ func (v *View) addResources() {
 	v.addList("resourceTemplates", "resources", templates) // MCP has no separate notification for templates
 }
 
-// addList stores the result of a list request, and adds it to the fingerprint of the
-// announced list.
+// addList encodes a list, and adds it to the fingerprint of the announced list.
 func (v *View) addList(what, announced string, items []json.RawMessage) {
-	list := object{{what, marshal(append([]json.RawMessage{}, items...))}}.encode()
+	list := marshal(append([]json.RawMessage{}, items...))
 	v.Lists[what] = list
 	v.Fingerprints[announced] = hashOf(v.Fingerprints[announced], string(list))
 }
@@ -289,13 +294,11 @@ func (v *View) candidates(name string, own *Module) (list []ViewModule) {
 	return list
 }
 
-// CheckUnknown checks the modules that an unknown name, or the path of an unknown webhook, may
-// belong to. It returns errRetired if one has a version that is not ready yet;
-// other errors say why a module can't be hosted.
-func (v *View) CheckUnknown(name string) error {
+// failure returns why a module can't be hosted that an unknown name may belong to, or nil.
+func (v *View) failure(name string) error {
 	for _, m := range v.candidates(name, nil) {
-		if err := m.checkCurrent(); err != nil {
-			return err
+		if m.Err != nil {
+			return m.failure()
 		}
 	}
 	return nil
@@ -343,14 +346,14 @@ func (i *Item) ChecksArguments() bool { return i.Method != nil && i.module.Kind.
 // params. The error is an *argumentError if the arguments are invalid. It is errRetired if
 // the module was replaced after the view was made, or its file has changed; then nothing was
 // done. Other errors are the module's, or say why its newest version can't be hosted.
-func (i *Item) Call(ctx context.Context, from Caller, method string, params object) (json.RawMessage, error) {
+func (i *Item) Call(ctx context.Context, from Caller, method string, params object) (object, error) {
 	if err := i.module.checkCurrent(); err != nil {
 		return nil, err
 	}
 	switch {
 	case i.ownName == "": // a URI is the module's own
 	case method == "completion/complete":
-		params = params.set("ref", withMember(params.get("ref"), "name", quote(i.ownName)))
+		params = params.set("ref", params.object("ref").set("name", quote(i.ownName)).encode())
 	default:
 		params = params.set("name", quote(i.ownName))
 	}
@@ -370,7 +373,13 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 }
 
 // Subscribe asks the module of a resource to notify the caller when the resource changes,
-// until the subscription is released or the module's process ends.
-func (i *Item) Subscribe(ctx context.Context, caller Caller, uri string) (*subscription, error) {
-	return i.module.pool.subscribe(ctx, caller, uri)
+// until release is called, or the module's process ends, which closes ended. It does nothing
+// for no item.
+func (i *Item) Subscribe(ctx context.Context, caller Caller, uri string) (
+	ended <-chan struct{}, release func(), err error,
+) {
+	if i != nil {
+		return i.module.pool.subscribe(ctx, caller, uri)
+	}
+	return nil, func() {}, nil
 }

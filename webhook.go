@@ -1,6 +1,12 @@
 // Webhooks: HTTP callbacks, delivered to methods. This file authenticates senders, finds
 // the method at a path, and converts bodies to parameters and results to answers. Nothing
 // here depends on claims or sessions.
+//
+// A delivery passes through these steps, and each one refuses what it can, so that a sender
+// costs no more than it has earned: the secret and the method of HTTP; the path; the content
+// type; the body, within limits; the signature; the parameters; the call. A sender that has
+// shown neither a secret nor a signature gets 401 whatever the step, because any other status
+// would tell it which webhooks exist.
 
 package main
 
@@ -31,7 +37,8 @@ const (
 	secretHeader  = "X-Webhook-Secret" // contains the secret of a sender
 )
 
-// webhookConfig says which senders may deliver, and how long a delivery may take.
+// webhookConfig says which senders may deliver, and how long a delivery may take. Most providers
+// give up after some seconds and deliver again, so the timeout is shorter than that of calls.
 type webhookConfig struct {
 	secret           string   // "" if no secret is set
 	audience         audience // the senders that need no secret, if none is set
@@ -50,7 +57,7 @@ type Webhooks struct {
 	inFlight counter[*Principal] // deliveries whose bodies have arrived; all are of senders
 }
 
-// delivery is one request on its way to a method.
+// delivery is one request on its way to a method. receive fills it in, step by step.
 type delivery struct {
 	request       *http.Request
 	id            string
@@ -68,7 +75,8 @@ type delivery struct {
 }
 
 // serve answers a request for a path below webhookPrefix, and logs it. The caller has
-// checked Host and Origin.
+// checked Host and Origin. There is one line for each delivery, also for a refused one:
+// senders retry silently, so the log is where an owner finds out why nothing arrives.
 func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	d := &delivery{
 		request:  r,
@@ -76,6 +84,7 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 		path:     strings.TrimPrefix(r.URL.Path, webhookPrefix),
 		received: time.Now(),
 	}
+	// The fields of d say how far the delivery came, so the log needs no step of its own.
 	err := h.deliver(w, d)
 	took := time.Since(d.received).Round(10 * time.Microsecond)
 	if d.tool == nil { // refused before usher looked for the tool
@@ -88,6 +97,8 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	if e, ok := errors.AsType[*fault](err); ok {
 		d.status = e.Status
 		args = append(args, "why", clipText(explain(e), maxLogged))
+		// A copy that the caller does not log again. Some faults are values that all requests
+		// share.
 		logged := *e
 		logged.logged = true
 		err = &logged
@@ -98,19 +109,22 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 }
 
 // deliver receives a delivery, calls its method and writes the answer. If it returns an
-// error, it has written nothing.
+// error, it has written nothing. The body counts for its sender until the answer has been
+// written, because the method's arguments and its result live that long.
 func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	err := h.receive(w, d)
 	if d.held != nil {
 		defer d.held.end()
 	}
-	if err != nil && err != errNoRoom && !d.authenticated { // any other status would show what exists
+	// A lack of room says nothing about what exists, and passes, so the sender should try again.
+	if err != nil && err != errNoRoom && !d.authenticated {
 		return httpErrorf(http.StatusUnauthorized,
 			"the webhook secret is missing or wrong: send it as %s", secretHeader).because(err)
 	}
 	if err != nil {
 		return err
 	}
+	// Only deliveries that have arrived count: slow senders must not take the places of others.
 	if !h.inFlight.reserve(senders, 1) {
 		return httpErrorf(http.StatusServiceUnavailable,
 			"too many deliveries in flight (limit %d): try again", maxInFlight).retryAfter(1)
@@ -120,6 +134,7 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	if err != nil {
 		return err
 	}
+	// Senders that read slowly would otherwise keep any number of answers in memory.
 	if d.held.grow(int64(len(answer.Body))) != nil {
 		return errNoRoomToAnswer
 	}
@@ -129,7 +144,8 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 }
 
 // receive authenticates the sender of a delivery, finds its method and reads its body.
-// It refuses whatever it can before it reads the body.
+// It refuses whatever it can before it reads the body. Without the secret, it reads the body
+// only of a delivery that is signed somehow, and counts it as a stranger's.
 func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	r := d.request
 	// Hashes have one length, so comparing them takes the same time for any secret.
@@ -149,10 +165,12 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	if err := h.find(r.Context(), d); err != nil {
 		return err
 	}
+	// A sender that still has to prove itself by a signature learns of a wrong type only then.
 	typeErr := d.parseType()
 	if typeErr != nil && d.authenticated {
 		return typeErr
 	}
+	// Without a secret in force, anybody may send, so all bodies count as those of strangers.
 	sender := strangers
 	if d.authenticated && h.secret != "" {
 		sender = senders
@@ -170,13 +188,17 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 }
 
 // find finds the method of a delivery, and how the delivery must be signed. If there is
-// no method at the path yet, find waits for modules that are being introspected.
+// no method at the path yet, find waits for modules that are being introspected: a sender may
+// take a 404 for the end of the webhook, and not try again.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	ready := true // the view contains all modules
+	// Webhooks are not scoped: whoever has the secret may deliver to all of them.
 	view := h.modules.View(scopeAll())
 	tool, others := view.Hook(d.path)
 	if tool == nil && others == nil {
-		_ = view.CheckUnknown(d.path) // starts the newer version, which may have the path
+		if d.authenticated {
+			h.modules.Refresh(d.received)
+		}
 		ready = h.modules.WaitAll(ctx, startupTime, scopeAll())
 		tool, others = h.modules.View(scopeAll()).Hook(d.path)
 	}
@@ -191,6 +213,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 		return httpErrorf(http.StatusNotFound, "no webhook has this path: see usher modules")
 	}
 	d.tool = tool
+	// A tag that can't be obeyed refuses every delivery. To ignore it would open the webhook.
 	d.rule, err = parseSignature(tool.Method.Signature, h.getenv)
 	if err != nil {
 		return httpErrorf(http.StatusServiceUnavailable,
@@ -199,23 +222,18 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	return nil
 }
 
-// WebhookPath returns the path below webhookPrefix at which a tool receives webhooks, or
-// "" if the view has no tool or another tool there.
-func (v *View) WebhookPath(t *Item) string {
-	if tool, _ := v.Hook(t.HookPath); tool != t {
-		return ""
-	}
-	return t.HookPath
-}
-
 // call calls the method of a delivery, which receive has found and whose signature it has
-// verified. If the module has changed since, call does both again.
+// verified. If the module has changed since, call does both again: the new version may have
+// another path or another rule for signatures, and what was verified by the old rule proves
+// nothing under the new one.
 func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
+	// If the sender hangs up, the call is cancelled: nobody would get its answer.
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
 	caller := Caller{Session: "delivery " + d.id, Principal: senders}
+	// An edit between the look-up and the call must not fail the delivery.
 	changed := false
-	result, err := h.modules.Call(ctx, senders, func() (json.RawMessage, error) {
+	result, err := h.modules.Call(ctx, senders, func() (object, error) {
 		if changed {
 			err := h.find(ctx, d)
 			if err == nil {
@@ -242,7 +260,8 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 // the sender's data.
 var errFailed = errors.New("the method failed")
 
-// callError returns the answer to a failed call, as an *fault.
+// callError returns the answer to a failed call, as an *fault. Senders retry by the status:
+// 4xx says that the same delivery will fail again, 5xx that it may succeed later.
 func callError(ctx context.Context, err error) error {
 	if answer, ok := errors.AsType[*fault](err); ok {
 		return answer
@@ -254,10 +273,12 @@ func callError(ctx context.Context, err error) error {
 		return httpErrorf(http.StatusGatewayTimeout,
 			"the method did not answer in time (-webhook-timeout, -call-timeout)")
 	}
+	// Other errors mean that the module can't start, or has crashed.
 	rpc, ok := errors.AsType[*rpcError](err)
 	if !ok {
 		return httpErrorf(http.StatusBadGateway, "%v", err)
 	}
+	// A hosted program refuses parameters that its schema accepts; that is the sender's mistake.
 	status := http.StatusInternalServerError
 	if rpc.Code == codeInvalidParams {
 		status = http.StatusBadRequest
@@ -266,7 +287,9 @@ func callError(ctx context.Context, err error) error {
 }
 
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
-// request under webhookParam. Its errors are *fault or *argumentError.
+// request under webhookParam. It drops fields that differ from a declared parameter only in
+// case, because providers add fields to their deliveries at any time, and a decoder that
+// ignores case would take them for the parameter. Its errors are *fault or *argumentError.
 func (d *delivery) arguments() (json.RawMessage, error) {
 	list, err := parameters(d.kind, d.boundary, d.body, d.tool.Method)
 	if err != nil {
@@ -275,6 +298,7 @@ func (d *delivery) arguments() (json.RawMessage, error) {
 	declared := objectIn(d.tool.Method.schema(), "properties")
 	list = slices.DeleteFunc(withoutWebhook(list), func(f member) bool { return isMisspelt(declared, f.key) })
 	arguments := append(list, member{webhookParam, d.meta()}).encode()
+	// A hosted program has a schema too, and senders can't read errors of MCP.
 	if !d.tool.ChecksArguments() {
 		arguments, err = d.tool.Method.checkArguments(arguments)
 		if err != nil {
@@ -284,14 +308,18 @@ func (d *delivery) arguments() (json.RawMessage, error) {
 	return arguments, d.held.grow(int64(len(arguments)))
 }
 
-// meta returns what a method receives under webhookParam.
+// meta returns what a method receives under webhookParam. The headers contain signatures and
+// ids, which some methods need, but not usher's secret, which would let a module deliver to
+// other modules.
 func (d *delivery) meta() json.RawMessage {
+	// net/http keeps the Host apart from the other headers.
 	headers := map[string]string{"host": d.request.Host}
 	for name, values := range d.request.Header {
 		if name != secretHeader {
 			headers[strings.ToLower(name)] = strings.Join(values, ", ")
 		}
 	}
+	// The first value of each name: most methods want a text, not a list.
 	query := make(map[string]string)
 	for name, values := range d.request.URL.Query() {
 		query[name] = values[0]
@@ -302,6 +330,7 @@ func (d *delivery) meta() json.RawMessage {
 		"query":     query,
 		"timestamp": d.received.UnixMilli(),
 	}
+	// JSON can't carry other bytes, and a changed body would match no signature.
 	if utf8.Valid(d.body) {
 		meta["rawBody"] = string(d.body)
 	}
@@ -309,9 +338,11 @@ func (d *delivery) meta() json.RawMessage {
 }
 
 // verify verifies the signature of a delivery, if its method has a rule for it. A verified
-// signature authenticates the sender.
+// signature authenticates the sender. The secret does not replace a signature: it shows only
+// that the sender may use usher, and not that the provider has sent this body.
 func (d *delivery) verify() error {
 	if d.rule == nil {
+		// The sender was admitted this far only because it sent some signature.
 		if !d.hasSecret {
 			return httpErrorf(http.StatusUnauthorized, "no secret, and no @signature to verify")
 		}
@@ -331,7 +362,7 @@ const (
 )
 
 // parseType parses the content type of the body. It refuses types that can't contain
-// parameters.
+// parameters. Some services send JSON as text/plain or without a type, AWS SNS among them.
 func (d *delivery) parseType() error {
 	text := cmp.Or(d.request.Header.Get("Content-Type"), "application/json")
 	kind, params, err := mime.ParseMediaType(text)
@@ -346,7 +377,8 @@ func (d *delivery) parseType() error {
 }
 
 // parameters returns the fields of a JSON object or of a form, by the kind and boundary
-// that parseType returned.
+// that parseType returned. A delivery without a body has no parameters, whatever its type:
+// some services send such deliveries to test the URL.
 func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil, nil
@@ -354,7 +386,7 @@ func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
 	form := &multipart.Form{}
 	var err error
 	switch {
-	case kind == multipartType:
+	case kind == multipartType: // in memory: its limit is the size of the body, which was read
 		form, err = multipart.NewReader(bytes.NewReader(body), boundary).ReadForm(int64(len(body)))
 	case kind == formType && bytes.TrimSpace(body)[0] != '{': // curl -d sends JSON as a form, too
 		form.Value, err = url.ParseQuery(string(body))
@@ -367,7 +399,9 @@ func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
 	return formParams(form, m), nil
 }
 
-// jsonObject returns the members of a JSON object.
+// jsonObject returns the members of a JSON object. They are not decoded, so that numbers reach
+// the method with all their digits. The object is put on one line, because modules read one
+// message per line.
 func jsonObject(body []byte) (object, error) {
 	if err := checkJSON(body, "the body"); err != nil {
 		return nil, err
@@ -381,7 +415,8 @@ func jsonObject(body []byte) (object, error) {
 
 // formParams converts a form to parameters. If a field named payload contains a JSON
 // object, as GitHub sends it, the object's members replace that field, unless the method
-// has a parameter named payload.
+// has a parameter named payload. The order of the fields is lost in a form's map, so they are
+// sorted: errors and tests are then the same each time.
 func formParams(form *multipart.Form, m *Method) (list object) {
 	values := make(map[string][]json.RawMessage)
 	for name, texts := range form.Value {
@@ -394,6 +429,7 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 			values[name] = append(values[name], fileValue(file))
 		}
 	}
+	// GitHub sends a field. A file of this name is not JSON to take apart.
 	if texts := form.Value["payload"]; len(texts) > 0 && m.paramTypes("payload") == nil {
 		if payload, err := jsonObject([]byte(texts[0])); err == nil {
 			list = payload
@@ -411,7 +447,8 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 	return list
 }
 
-// fileValue converts a file in a form: to text if it is valid UTF-8, else to base64.
+// fileValue converts a file in a form: to text if it is valid UTF-8, else to base64. The name of
+// the file has no folders: package multipart removes them.
 func fileValue(file *multipart.FileHeader) json.RawMessage {
 	reader, _ := file.Open() // can't fail, because the file is in memory
 	content, _ := io.ReadAll(reader)
@@ -428,9 +465,21 @@ func fileValue(file *multipart.FileHeader) json.RawMessage {
 	return marshal(value)
 }
 
+// formBooleans maps what forms send for a boolean to JSON. A browser sends on for a checkbox
+// without a value.
+var formBooleans = map[string]string{
+	"true":  "true",
+	"on":    "true",
+	"1":     "true",
+	"false": "false",
+	"off":   "false",
+	"0":     "false",
+}
+
 // fieldValue converts a form's text to the number or boolean that the schema requires.
 // Other text is unchanged, so the check of arguments refuses it. fieldValue returns nil
-// for a field left blank, because forms send blank fields too.
+// for a field left blank, because forms send blank fields too. Only a form's text is converted:
+// in JSON, the sender has chosen the type, and a wrong one is the sender's mistake.
 func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 	text, ok := unquote(value)
 	wants := func(kind string) bool { return slices.Contains(types, kind) }
@@ -441,11 +490,9 @@ func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 		return nil
 	case (wants("number") || wants("integer")) && json.Valid([]byte(text)) &&
 		strings.ContainsAny(text[:1], "-0123456789"):
-		return json.RawMessage(text)
-	case wants("boolean") && slices.Contains([]string{"true", "on", "1"}, text):
-		return json.RawMessage("true")
-	case wants("boolean") && slices.Contains([]string{"false", "off", "0"}, text):
-		return json.RawMessage("false")
+		return json.RawMessage(strings.TrimSpace(text))
+	case wants("boolean") && formBooleans[text] != "":
+		return json.RawMessage(formBooleans[text])
 	}
 	return value
 }
@@ -458,12 +505,14 @@ type webhookAnswer struct {
 	Body    json.RawMessage // sent unchanged, except that a JSON string is sent as its text
 }
 
-// answerOf converts a tool's result to the answer.
-func answerOf(result json.RawMessage) (*webhookAnswer, error) {
+// answerOf converts a tool's result to the answer. A method that returns an object answers
+// with that object, and not with the text that MCP clients get beside it.
+func answerOf(result object) (*webhookAnswer, error) {
 	text := resultText(result)
+	// Numbers and words are valid JSON too, but whoever returns a text means a text.
 	body := json.RawMessage(strings.TrimSpace(text))
 	switch {
-	case isTrue(field(result, "isError")):
+	case isTrue(result.get("isError")):
 		return nil, httpErrorf(http.StatusInternalServerError, "%s", text).because(errFailed)
 	case text == "":
 		return &webhookAnswer{Status: http.StatusNoContent}, nil
@@ -471,18 +520,21 @@ func answerOf(result json.RawMessage) (*webhookAnswer, error) {
 		return &webhookAnswer{Status: http.StatusOK, Body: quote(text)}, nil
 	}
 	// Text is never an answer: a method may return what a sender wrote.
-	if own := field(field(result, "structuredContent"), "_response"); own != nil {
+	if own := result.object("structuredContent").get("_response"); own != nil {
 		return ownAnswer(own)
 	}
 	return &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}, nil
 }
 
-// connectionHeaders are headers that a method can't set.
+// connectionHeaders are headers that a method can't set: with them it could break the framing
+// of the connection, or hide which line of the log belongs to the answer.
 var connectionHeaders = []string{
 	"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader,
 }
 
-// ownAnswer parses the answer that a method returned as "_response".
+// ownAnswer parses the answer that a method returned as "_response". It is strict, because a
+// misspelt member would otherwise be an answer that nobody meant. The sender is not to blame,
+// so the status is 502.
 func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 	a := &webhookAnswer{Status: http.StatusOK}
 	decoder := json.NewDecoder(bytes.NewReader(raw))
@@ -491,6 +543,7 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 	if err == nil && (!isObject(raw) || a.Status < 200 || a.Status > 599) {
 		err = errors.New("want an object with status (200 to 599), headers and body")
 	}
+	// net/http would drop or change such a header without a word.
 	for name, value := range a.Headers {
 		if !headerToken.MatchString(name) || strings.ContainsFunc(value, unicode.IsControl) ||
 			slices.Contains(connectionHeaders, http.CanonicalHeaderKey(name)) {
@@ -504,7 +557,7 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 	return a, nil
 }
 
-// write writes the answer.
+// write writes the answer. The method's own Content-Type takes precedence.
 func (a *webhookAnswer) write(w http.ResponseWriter) {
 	body := []byte(a.Body)
 	kind := "application/json"
@@ -524,7 +577,8 @@ func (a *webhookAnswer) write(w http.ResponseWriter) {
 	_ = writeBody(w, body) // an error means that the sender has gone
 }
 
-// writeWebhookError writes an error as {"error": …}.
+// writeWebhookError writes an error as {"error": …}. Many providers show the body to the
+// person who set up the webhook.
 func writeWebhookError(w http.ResponseWriter, e *fault) {
 	writeJSON(w, e.Status, frame{msg: object{{"error", quote(e.Msg)}}.encode()})
 }

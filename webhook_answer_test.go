@@ -8,9 +8,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -21,14 +23,16 @@ const (
 	isText = "text/plain; charset=utf-8"
 )
 
+// A method's result becomes the answer that §9 of the design says: its object, its text, or
+// its own _response.
 func TestWebhookAnswers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Does: "result"},
 		fakeTool{Name: "handleFault", Does: "fault"})
 	d := daemonOptions{}.startReady(t, dir)
-	text := func(s string) string { return string(toolResult(quote(s))) }
-	object := func(s string) string { return string(toolResult(json.RawMessage(s))) }
+	text := func(s string) string { return string(toolResult(quote(s)).encode()) }
+	object := func(s string) string { return string(toolResult(json.RawMessage(s)).encode()) }
 	for _, row := range []struct {
 		what, result string
 		status       int
@@ -36,19 +40,20 @@ func TestWebhookAnswers(t *testing.T) {
 	}{
 		{"object", object(`{"challenge":"x","n":9007199254740993}`), 200, isJSON,
 			`{"challenge":"x","n":9007199254740993}`},
-		{"object without its text", `{"content":[],"structuredContent":{"a":1}}`, 200, isJSON, `{"a":1}`},
-		{"object that is not its text", `{"content":[{"type":"text","text":"for people"}],"structuredContent":{"a":1}}`,
+		{"object that is not its text",
+			`{"content":[{"type":"text","text":"for people"}],"structuredContent":{"a":1}}`,
 			200, isJSON, `{"a":1}`},
 		{"array", text(`[1,2]`), 200, isJSON, `[1,2]`},
 		{"object as text", text("\n {\"a\": 1}\n"), 200, isJSON, "\n {\"a\": 1}\n"},
 		{"text that begins as an object", text(`{oops`), 200, isText, `{oops`},
-		{"number", text(`42`), 200, isText, `42`},
-		{"two texts", `{"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}`, 200, isText, "a\nb"},
+		{"two texts",
+			`{"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}`, 200,
+			isText, "a\nb"},
 		{"nothing", `{"content":[]}`, 204, "", ""},
-		{"empty text", text(""), 204, "", ""},
 		{"image", `{"content":[{"type":"image","data":"AA==","mimeType":"image/png"}]}`,
 			200, isJSON, `{"type":"image","data":"AA==","mimeType":"image/png"}`},
-		{"no structured content", `{"content":[{"type":"text","text":"a"}],"structuredContent":null}`, 200, isText,
+		{"no structured content",
+			`{"content":[{"type":"text","text":"a"}],"structuredContent":null}`, 200, isText,
 			"a"},
 		{"failure", `{"content":[{"type":"text","text":"it \"broke\""}],"isError":true}`,
 			500, isJSON, `{"error":"it \"broke\""}` + "\n"},
@@ -57,8 +62,6 @@ func TestWebhookAnswers(t *testing.T) {
 			500, isJSON, `{"error":"{\"_response\":{\"status\":200}}"}` + "\n"},
 		{"_response as text", text(`{"_response":{"status":202,"body":"x"}}`), 200, isJSON,
 			`{"_response":{"status":202,"body":"x"}}`},
-		{"_response in an array", text(`[{"_response":{"status":201}}]`), 200, isJSON,
-			`[{"_response":{"status":201}}]`},
 		{"_response below", object(`{"a":{"_response":{"status":201}}}`), 200, isJSON,
 			`{"a":{"_response":{"status":201}}}`},
 	} {
@@ -74,40 +77,43 @@ func TestWebhookAnswers(t *testing.T) {
 	}{
 		{`{"status":201}`, 201, "", ""},
 		{`{"body":"hi"}`, 200, isText, "hi"},
-		{`{"body":""}`, 200, "", ""},
 		{`{"body":{"n":9007199254740993}}`, 200, isJSON, `{"n":9007199254740993}`},
-		{`{"body":false}`, 200, isJSON, `false`},
 		{`{"body":null}`, 200, "", ""},
 		{`{"headers":{"content-type":"text/html"},"body":"<p>"}`, 200, "text/html", "<p>"},
 		{`{"status":204,"body":"x"}`, 204, isText, ""},
 		{`{"status":304}`, 304, "", ""},
-		{`{"status":599}`, 599, "", ""},
 		{`{"status":302,"headers":{"Location":"https://example.com/"}}`, 302, "", ""},
 	} {
 		t.Run(row.response, func(t *testing.T) {
-			a := d.deliver(t, "m/handleIt", `{"result":`+object(`{"_response":`+row.response+`}`)+`}`)
+			a := d.deliver(t, "m/handleIt", `{"result":`+
+				object(`{"_response":`+row.response+`}`)+`}`)
 			wantAnswer(t, a, row.status, row.kind, row.body)
 		})
 	}
 	for _, response := range []string{
 		`5`, `null`, `{"code":200}`,
-		`{"status":"200"}`, `{"status":199}`, `{"status":101}`, `{"status":600}`, `{"status":200.5}`,
+		`{"status":"200"}`, `{"status":199}`, `{"status":600}`, `{"status":200.5}`,
 		`{"headers":["a"]}`, `{"headers":{"a":1}}`, `{"headers":{"a":"x\r\nSet-Cookie: y"}}`,
-		`{"headers":{"a":"x\u007f"}}`, `{"headers":{"a b":"x"}}`, `{"headers":{"a:":"x"}}`, `{"headers":{"a\nb":"x"}}`,
-		`{"headers":{"":"x"}}`, `{"headers":{"transfer-encoding":"chunked"}}`,
+		`{"headers":{"a b":"x"}}`, `{"headers":{"transfer-encoding":"chunked"}}`,
 		`{"headers":{"content-length":"1"},"body":"xyz"}`,
 	} {
 		t.Run(response, func(t *testing.T) {
-			a := d.deliver(t, "m/handleIt", `{"result":`+object(`{"_response":`+response+`}`)+`}`)
+			a := d.deliver(t, "m/handleIt", `{"result":`+
+				object(`{"_response":`+response+`}`)+`}`)
 			checkError(t, "no HTTP answer", a, 502)
 		})
 	}
 	headers := object(`{"_response":{"headers":{"x-own":"a b","Retry-After":"5","location":"/x"}}}`)
 	a := d.deliver(t, "m/handleIt", `{"result":`+headers+`}`)
-	for name, want := range map[string]string{"X-Own": "a b", "Retry-After": "5", "Location": "/x"} {
+	for name, want := range map[string]string{
+		"X-Own":       "a b",
+		"Retry-After": "5",
+		"Location":    "/x",
+	} {
 		check(t, name, a.Header.Get(name), want)
 	}
-	checkError(t, "a protocol error", d.deliver(t, "m/handleFault", `{"code":-32603,"message":"inside"}`), 500)
+	checkError(t, "a protocol error",
+		d.deliver(t, "m/handleFault", `{"code":-32603,"message":"inside"}`), 500)
 	a = d.deliver(t, "m/handleFault", `{"code":-32602,"message":"bad name"}`)
 	wantAnswer(t, a, 400, isJSON, `{"error":"bad name"}`+"\n")
 }
@@ -120,11 +126,15 @@ func wantAnswer(t *testing.T, a answer, status int, kind, body string) {
 	checkHeaders(t, "answer", a)
 }
 
+// A crash fails all deliveries to the module, a silent method ends after -webhook-timeout,
+// and a sender that hangs up cancels its call.
 func TestWebhookFailures(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleCrash", Does: "crash"},
-		fakeTool{Name: "handleNever", Does: "never"}, fakeTool{Name: "handleHold", Does: "hold"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
+		fakeTool{Name: "handleCrash", Does: "crash"},
+		fakeTool{Name: "handleNever", Does: "never"},
+		fakeTool{Name: "handleHold", Does: "hold"})
 	writeTools(t, dir+"/other.usher", fakeTool{Name: "handleGone", Does: "hold"})
 	d := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "1s")
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
@@ -149,11 +159,12 @@ func TestWebhookFailures(t *testing.T) {
 	d.awaitLog(t, "fake: cancelled handleGone")
 }
 
-// A module that can't start, and one whose calls end sooner than deliveries.
-func TestWebhookCantStart(t *testing.T) {
+// A delivery fails if its module can't start, or if its calls end sooner than deliveries.
+func TestWebhookNeedsItsModule(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleNever", Does: "never"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
+		fakeTool{Name: "handleNever", Does: "never"})
 	d := daemonOptions{}.startReady(t, dir, "-call-timeout", "1s")
 	checkError(t, "no answer within -call-timeout", d.deliver(t, "m/handleNever", `{}`), 504)
 	d.stop(t)
@@ -173,13 +184,12 @@ func TestWebhookCantStart(t *testing.T) {
 }
 
 // A delivery is one line of the log, without anything of what was sent.
-func TestWebhookLog(t *testing.T) {
+func TestWebhookLogSaysNothingSent(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"},"e":{"enum":["a"]}}}`)
+	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: number},
-		fakeTool{Name: "handleResult", Does: "result"}, fakeTool{Name: "handleFault", Does: "fault"},
-		fakeTool{Name: "handleCrash", Does: "crash"},
+		fakeTool{Name: "handleResult", Does: "result"},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"},
 		fakeTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
 	env := map[string]string{
@@ -195,20 +205,21 @@ func TestWebhookLog(t *testing.T) {
 		tool                             string // that the log names
 		bytes                            int    // that were read
 	}{
-		{"good", "POST", "m/handleIt?q=MARK-query", `{"a":"MARK-body"}`, shown, 200, "handleIt", 17},
-		{"wrong secret", "POST", "m/handleIt", `{"a":"MARK-body"}`, secretHeader + ": MARK-wrong", 401, "handleIt", 0},
+		{"good", "POST", "m/handleIt?q=MARK-query", `{"a":"MARK-body"}`, shown, 200,
+			"handleIt", 17},
+		{"wrong secret", "POST", "m/handleIt", `{"a":"MARK-body"}`, secretHeader +
+			": MARK-wrong", 401, "handleIt", 0},
 		{"unknown", "POST", "m/x?q=MARK-query", `{"a":"MARK-body"}`, shown, 404, "", 0},
 		{"wrong type", "POST", "m/handleIt", `{"n":"MARK-body"}`, shown, 400, "handleIt", 17},
-		{"wrong choice", "POST", "m/handleIt", `{"e":"MARK-body"}`, shown, 400, "handleIt", 17},
 		{"failed", "POST", "m/handleResult", failed, shown, 500, "handleResult", len(failed)},
-		{"refused by the module", "POST", "m/handleFault", `{"code":-32602,"message":"MARK-body"}`, shown, 400,
-			"handleFault", 37},
-		{"bad _response", "POST", "m/handleResult", `{"result":{"structuredContent":{"_response":{"MARK-body":1}}}}`,
+		{"bad _response", "POST", "m/handleResult",
+			`{"result":{"structuredContent":{"_response":{"MARK-body":1}}}}`,
 			shown, 502, "handleResult", 62},
-		{"crashed", "POST", "m/handleCrash", `{}`, shown, 502, "handleCrash", 2},
-		{"badly signed", "POST", "m/handleSigned", `{"a":"MARK-body"}`, "X-Hub-Signature-256: sha256=MARK", 401,
+		{"badly signed", "POST", "m/handleSigned", `{"a":"MARK-body"}`,
+			"X-Hub-Signature-256: sha256=MARK", 401,
 			"handleSigned", 17},
-		{"bad key", "POST", "m/handleBadKey", `{"a":"MARK-body"}`, "Webhook-Id: x", 503, "handleBadKey", 0},
+		{"bad key", "POST", "m/handleBadKey", `{"a":"MARK-body"}`, "Webhook-Id: x", 503,
+			"handleBadKey", 0},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			headers := []string{row.header, "Cookie: MARK-cookie", "User-Agent: MARK-agent"}
@@ -219,33 +230,21 @@ func TestWebhookLog(t *testing.T) {
 			wantStatus(t, "answer", a, row.status)
 			id := `"id":"` + a.Header.Get(requestIDHeader) + `"`
 			d.awaitLog(t, id)
-			var lines []string
-			for line := range strings.Lines(d.Log.String()) {
-				if strings.Contains(line, id) {
-					lines = append(lines, line)
-				}
-			}
-			check(t, "lines of the log", len(lines), 1)
-			var got struct {
-				Msg, Path, Module, Method, Remote, Why string
-				Status, Bytes                          int
-				Took                                   *float64
-			}
-			must(t, json.Unmarshal([]byte(lines[0]), &got))
-			module := ""
-			if row.tool != "" {
-				module = "m"
-			}
-			check(t, "msg", got.Msg, "delivery")
-			check(t, "status", got.Status, row.status)
+			before, after, _ := strings.Cut(d.Log.String(), id)
+			line := before[strings.LastIndex(before, "\n")+1:] +
+				after[:strings.Index(after, "\n")]
+			checkOmits(t, "other lines of the log", after, id)
 			path, _, _ := strings.Cut(row.path, "?")
-			check(t, "path", got.Path, path)
-			check(t, "the reason is missing", got.Why == "" && got.Status != 200, false)
-			check(t, "module", got.Module, module)
-			check(t, "method", got.Method, row.tool)
-			check(t, "bytes", got.Bytes, row.bytes)
-			checkContains(t, "remote", got.Remote, "127.0.0.1:")
-			check(t, "has a duration", got.Took != nil, true)
+			checkContains(t, "the log", line, `"msg":"delivery"`, `"path":"`+path+`"`,
+				`"took":`,
+				`"remote":"127.0.0.1:`, fmt.Sprintf(`"status":%d`, row.status))
+			check(t, "it has a reason", strings.Contains(line, `"why":`), row.status != 200)
+			if row.tool != "" {
+				checkContains(t, "the log", line, `"module":"m","method":"`+row.tool+`"`)
+			}
+			if row.bytes > 0 {
+				checkContains(t, "the log", line, fmt.Sprintf(`"bytes":%d`, row.bytes))
+			}
 		})
 	}
 	checkOmits(t, "the log", d.Log.String(), "MARK", testSecret)
@@ -255,8 +254,10 @@ func TestWebhookLog(t *testing.T) {
 // A method's own answer is an HTTP answer, or is refused.
 func FuzzWebhookOwnAnswer(f *testing.F) {
 	for _, s := range []string{
-		`{}`, `{"status":204,"body":"x"}`, `{"headers":{"a":"b","A":"c\t"},"body":[1]}`, `{"headers":{"a":"x\r\ny"}}`,
-		`{"headers":{"content-length":"1"}}`, `{"status":1e2}`, `{"status":-0}`, `{"status":"200"}`,
+		`{}`, `{"status":204,"body":"x"}`, `{"headers":{"a":"b","A":"c\t"},"body":[1]}`,
+		`{"headers":{"a":"x\r\ny"}}`,
+		`{"headers":{"content-length":"1"}}`, `{"status":1e2}`, `{"status":-0}`,
+		`{"status":"200"}`,
 		`{"headers":{"\u00e9":"x"}}`, `{"headers":{"a":"\u0001"}}`, `{"body":null}`, `5`,
 	} {
 		f.Add(s)
@@ -288,5 +289,32 @@ func FuzzWebhookOwnAnswer(f *testing.F) {
 				t.Fatalf("%s: header %q came as %q", s, name, got)
 			}
 		}
+	})
+}
+
+// Every status of an answer to a sender has a test.
+func TestWebhookStatusIndex(t *testing.T) {
+	var rows []string
+	for _, file := range []string{"webhook.go", "http.go"} {
+		rows = append(rows,
+			regexp.MustCompile(`http\.Status[A-Z]\w+`).FindAllString(string(readFile(t,
+				file)), -1)...)
+	}
+	checkIndex(t, rows, map[string]string{
+		"http.StatusOK":                    "TestWebhookAnswers",
+		"http.StatusNoContent":             "TestWebhookAnswers",
+		"http.StatusBadRequest":            "TestWebhookBodyBecomesParameters",
+		"http.StatusUnauthorized":          "TestSignatureOrSecret",
+		"http.StatusForbidden":             "TestWebhookRefusesSites",
+		"http.StatusNotFound":              "TestWebhookHasOnePath",
+		"http.StatusMethodNotAllowed":      "TestWebhookOrderOfChecks",
+		"http.StatusRequestTimeout":        "TestWebhookBodyHasADeadline",
+		"http.StatusRequestEntityTooLarge": "TestWebhookOrderOfChecks",
+		"http.StatusUnsupportedMediaType":  "TestWebhookBodyBecomesParameters",
+		"http.StatusConflict":              "TestWebhookPathsAreUnique",
+		"http.StatusInternalServerError":   "TestWebhookAnswers",
+		"http.StatusBadGateway":            "TestWebhookFailures",
+		"http.StatusServiceUnavailable":    "TestDeliveriesAreBounded",
+		"http.StatusGatewayTimeout":        "TestWebhookFailures",
 	})
 }

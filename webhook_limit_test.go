@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// TestWebhookLimit has as many deliveries in flight as there may be: one more is refused, whatever its module.
-// Deliveries whose bodies have not arrived don't count.
-func TestWebhookLimit(t *testing.T) {
+// At most maxInFlight deliveries are in flight, whatever their modules. Those whose bodies
+// have not arrived don't count.
+func TestDeliveriesAreBounded(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		for _, method := range b.m.Methods {
@@ -35,10 +35,12 @@ func TestWebhookLimit(t *testing.T) {
 		deliver := func(method, path, secret string, body io.Reader) *httptest.ResponseRecorder {
 			w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/webhook/"+path, body)
 			setHeaders(r, secret)
-			handle(h.log, writeWebhookError, h.serve)(w, r)
+			h.ServeHTTP(w, r)
 			return w
 		}
-		wait := func() int { return deliver("POST", "m/wait", shown, strings.NewReader(`{"seconds":1}`)).Code }
+		wait := func() int {
+			return deliver("POST", "m/wait", shown, strings.NewReader(`{"seconds":1}`)).Code
+		}
 		arriving, rest := io.Pipe()
 		statuses := make(chan int, 2*maxInFlight)
 		for range maxInFlight {
@@ -61,7 +63,8 @@ func TestWebhookLimit(t *testing.T) {
 		} {
 			w := deliver(row.method, row.path, shown, strings.NewReader(`{}`))
 			check(t, row.what+": status", w.Code, row.status)
-			check(t, row.what+": Retry-After", w.Header().Get("Retry-After") != "", row.status == 503)
+			check(t, row.what+": Retry-After", w.Header().Get("Retry-After") != "",
+				row.status == 503)
 			w = deliver(row.method, row.path, "", strings.NewReader(`{}`))
 			check(t, row.what+": status without the secret", w.Code, 401)
 		}
@@ -77,7 +80,8 @@ func TestWebhookLimit(t *testing.T) {
 	})
 }
 
-func TestWebhookWhileIntrospected(t *testing.T) {
+// A delivery waits for a module that is introspected, or gets 503.
+func TestWebhookWaitsForItsModule(t *testing.T) {
 	long(t)
 	dir, base := t.TempDir(), t.TempDir()
 	writeTools(t, dir+"/known.usher", fakeTool{Name: "handleIt"})
@@ -88,7 +92,8 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 		must(t, err)
 		defer gate.Close()
 		gates[name] = gate
-		writeFake(t, dir+"/"+name+".usher", "fixed shared await="+gate.Addr().String(), fakeTool{Name: "handleIt"},
+		writeFake(t, dir+"/"+name+".usher", "fixed shared await="+gate.Addr().String(),
+			fakeTool{Name: "handleIt"},
 			fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"})
 	}
 	env := map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}
@@ -105,7 +110,8 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 			check(t, path+": it has Retry-After", a.Header.Get("Retry-After") != "", true)
 		})
 		wg.Go(func() {
-			a := d.deliver(t, path, `{}`, "X-Hub-Signature-256: "+gitHubSignature("other", "{}"))
+			a := d.deliver(t, path, `{}`, "X-Hub-Signature-256: "+
+				gitHubSignature("other", "{}"))
 			checkError(t, path+" without the secret", a, 401)
 		})
 	}
@@ -113,11 +119,117 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 	wantStatus(t, "a module that became ready", <-late, 200)
 	gates["later"].Close()
 	d.awaitReady(t)
-	checkError(t, "an unknown path, all modules known", d.deliver(t, "no/thing", `{}`, shown), 404)
+	checkError(t, "an unknown path, all modules known",
+		d.deliver(t, "no/thing", `{}`, shown), 404)
 }
 
-// TestWebhookWithoutRoom has deliveries find no room, for their bodies or for what they become: they can be repeated.
-func TestWebhookWithoutRoom(t *testing.T) {
+// A delivery that is refused whatever its body is refused before its body has arrived.
+func TestWebhookRefusedBeforeItsBody(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
+		fakeTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
+	d := daemonOptions{env: guarded}.startReady(t, dir)
+	for _, row := range []struct {
+		what, first, headers string
+		status               int
+	}{
+		{"no secret", "POST /webhook/m/handleIt", "", 401},
+		{"another method", "PUT /webhook/m/handleIt", shown + "\r\n", 405},
+		{"nothing there", "POST /webhook/x", shown + "\r\n", 404},
+		{"no key", "POST /webhook/m/handleSigned", shown + "\r\n", 503},
+		{"another content type", "POST /webhook/m/handleIt", shown +
+			"\r\nContent-Type: text/csv\r\n", 415},
+		{"a foreign origin", "POST /webhook/m/handleIt",
+			"Origin: https://evil.example\r\n", 403},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			t.Parallel()
+			conn, err := net.Dial("tcp", d.address())
+			must(t, err)
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(bodyTimeout / 2))
+			fmt.Fprintf(conn,
+				"%s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: 1000\r\n\r\n{", row.first,
+				row.headers)
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			must(t, err)
+			check(t, "status", res.StatusCode, row.status)
+		})
+	}
+}
+
+// A body has to arrive within a fixed time, however fast it is.
+func TestWebhookBodyHasADeadline(t *testing.T) {
+	const half, chunked = "Content-Length: 1000\r\n", "Transfer-Encoding: chunked\r\n"
+	const signature = "X-Hub-Signature-256: sha256=00\r\n"
+	for _, row := range []struct {
+		what, secret, method, headers, piece string
+		status                               int
+		after                                time.Duration
+	}{
+		{"half a body", testSecret, "handleIt", shown + "\r\n" + half, "", 408, bodyTimeout},
+		{"a slow body", testSecret, "handleIt", shown + "\r\n" + half, " ", 408, bodyTimeout},
+		{"a body without end", testSecret, "handleIt", shown + "\r\n" + chunked,
+			"5000\r\n" + strings.Repeat(" ", 0x5000) + "\r\n", 408, bodyTimeout},
+		{"a body to be verified", testSecret, "handleSigned", shown + "\r\n" + half,
+			" ", 408, bodyTimeout},
+		{"a body that should replace the secret", testSecret, "handleSigned",
+			signature + half, " ",
+			401, unknownBodyTimeout},
+		{"a body that needs no secret", "", "handleIt", half, " ", 408, unknownBodyTimeout},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := module(t, "/w/m.usher:m handleIt handleSigned")
+				m.Methods[1].Signature = "@signature github K_SIGNING_SECRET"
+				h := &Webhooks{
+					webhookConfig: webhookConfig{
+						secret:           row.secret,
+						audience:         anyone,
+						acceptSignatures: true,
+					},
+					modules: fixedRegistry(newCatalog([]*Module{m})),
+					memory:  newMemory(1<<20, strangers),
+					log:     slog.New(slog.DiscardHandler),
+					getenv:  func(string) string { return "k" },
+				}
+				conns := make(pipes)
+				web := &http.Server{Handler: h}
+				go web.Serve(conns)
+				defer web.Close()
+				conn, err := conns.dial(t.Context(), "", "")
+				must(t, err)
+				var sending sync.WaitGroup
+				sending.Go(func() {
+					_, err := fmt.Fprintf(conn,
+						"POST /webhook/m/%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n",
+						row.method, row.headers)
+					for err == nil {
+						pass(time.Second)
+						_, err = io.WriteString(conn, row.piece)
+					}
+				})
+				start := time.Now()
+				res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				must(t, err)
+				check(t, "status", res.StatusCode, row.status)
+				check(t, "time until the answer", time.Since(start), row.after)
+				conn.Close()
+				sending.Wait()
+			})
+		})
+	}
+}
+
+// ServeHTTP answers a request as the daemon does.
+func (h *Webhooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	handle(w, r, h.log, writeWebhookError, func() error { return h.serve(w, r) })
+}
+
+// A delivery that finds no room, for its body or for what that becomes, gets 503: senders
+// repeat it.
+func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 	t.Parallel()
 	m := module(t, "/w/m.usher:m handleIt")
 	m.Methods[0].Signature = "@signature github K_SIGNING_SECRET"
@@ -143,100 +255,12 @@ func TestWebhookWithoutRoom(t *testing.T) {
 		used := account{h.memory, row.principal}.counter()
 		full := used.perKey - row.left
 		used.reserve(row.principal, full)
-		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/webhook/m/handleIt", strings.NewReader(body))
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest("POST", "/webhook/m/handleIt", strings.NewReader(body))
 		setHeaders(r, row.header+"\nX-Hub-Signature-256: "+gitHubSignature("k", body))
-		handle(h.log, writeWebhookError, h.serve)(w, r)
+		h.ServeHTTP(w, r)
 		check(t, row.name+": status", w.Code, 503)
 		check(t, row.name+": Retry-After", w.Header().Get("Retry-After"), "5")
 		check(t, row.name+": bytes in the end", used.count(row.principal), full)
-	}
-}
-
-// A delivery that is refused whatever its body is refused before its body has arrived.
-func TestWebhookRefusedBeforeItsBody(t *testing.T) {
-	long(t)
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
-		fakeTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
-	d := daemonOptions{env: guarded}.startReady(t, dir)
-	for _, row := range []struct {
-		what, first, headers string
-		status               int
-	}{
-		{"no secret", "POST /webhook/m/handleIt", "", 401},
-		{"another method", "PUT /webhook/m/handleIt", shown + "\r\n", 405},
-		{"nothing there", "POST /webhook/x", shown + "\r\n", 404},
-		{"no key", "POST /webhook/m/handleSigned", shown + "\r\n", 503},
-		{"another content type", "POST /webhook/m/handleIt", shown + "\r\nContent-Type: text/csv\r\n", 415},
-		{"a foreign origin", "POST /webhook/m/handleIt", "Origin: https://evil.example\r\n", 403},
-	} {
-		t.Run(row.what, func(t *testing.T) {
-			t.Parallel()
-			conn, err := net.Dial("tcp", d.address())
-			must(t, err)
-			defer conn.Close()
-			conn.SetDeadline(time.Now().Add(bodyTimeout / 2))
-			fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: 1000\r\n\r\n{", row.first,
-				row.headers)
-			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-			must(t, err)
-			check(t, "status", res.StatusCode, row.status)
-		})
-	}
-}
-
-// TestWebhookEndlessBody sends bodies that don't end: each has to arrive within a fixed time, however fast it is.
-func TestWebhookEndlessBody(t *testing.T) {
-	const half, chunked = "Content-Length: 1000\r\n", "Transfer-Encoding: chunked\r\n"
-	const signature = "X-Hub-Signature-256: sha256=00\r\n"
-	for _, row := range []struct {
-		what, secret, method, headers, piece string
-		status                               int
-		after                                time.Duration
-	}{
-		{"half a body", testSecret, "handleIt", shown + "\r\n" + half, "", 408, bodyTimeout},
-		{"a slow body", testSecret, "handleIt", shown + "\r\n" + half, " ", 408, bodyTimeout},
-		{"a body without end", testSecret, "handleIt", shown + "\r\n" + chunked,
-			"5000\r\n" + strings.Repeat(" ", 0x5000) + "\r\n", 408, bodyTimeout},
-		{"a body to be verified", testSecret, "handleSigned", shown + "\r\n" + half, " ", 408, bodyTimeout},
-		{"a body that should replace the secret", testSecret, "handleSigned", signature + half, " ",
-			401, unknownBodyTimeout},
-		{"a body that needs no secret", "", "handleIt", half, " ", 408, unknownBodyTimeout},
-	} {
-		t.Run(row.what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := module(t, "/w/m.usher:m handleIt handleSigned")
-				m.Methods[1].Signature = "@signature github K_SIGNING_SECRET"
-				h := &Webhooks{
-					webhookConfig: webhookConfig{secret: row.secret, audience: anyone, acceptSignatures: true},
-					modules:       fixedRegistry(newCatalog([]*Module{m})),
-					memory:        newMemory(1<<20, strangers),
-					log:           slog.New(slog.DiscardHandler),
-					getenv:        func(string) string { return "k" },
-				}
-				conns := make(pipes)
-				web := &http.Server{Handler: handle(h.log, writeWebhookError, h.serve)}
-				go web.Serve(conns)
-				defer web.Close()
-				conn, err := conns.dial(t.Context(), "", "")
-				must(t, err)
-				var sending sync.WaitGroup
-				sending.Go(func() {
-					_, err := fmt.Fprintf(conn, "POST /webhook/m/%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n",
-						row.method, row.headers)
-					for err == nil {
-						pass(time.Second)
-						_, err = io.WriteString(conn, row.piece)
-					}
-				})
-				start := time.Now()
-				res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-				must(t, err)
-				check(t, "status", res.StatusCode, row.status)
-				check(t, "time until the answer", time.Since(start), row.after)
-				conn.Close()
-				sending.Wait()
-			})
-		})
 	}
 }

@@ -10,53 +10,52 @@ import (
 	"testing"
 )
 
-func TestWebhookRouting(t *testing.T) {
+// A method has the path of its tag, else of its name if that begins with handle. No other
+// path is served.
+func TestWebhookHasOnePath(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
 	dir := t.TempDir()
 	quiet := `{"type":"object","properties":{"_webhook":{"type":"object"},"x":{}},"required":["_webhook"]}`
 	writeTools(t, dir+"/host.usher",
 		fakeTool{Name: "handlePush"},
-		fakeTool{Name: "handle_it"},
 		fakeTool{Name: "Handle"},
-		fakeTool{Name: "rehandle"},
 		fakeTool{Name: "tagged", Doc: "First line.\n@webhook\nLast line."},
 		fakeTool{Name: "short", Doc: "@webhook inbox"},
 		fakeTool{Name: "long", Doc: "Text.\n\n  @webhook /a/b/c/d.e~f_g-h/1  \n"},
 		fakeTool{Name: "handleElsewhere", Doc: "@webhook elsewhere/else"},
-		fakeTool{Name: "tab", Doc: "Text.\n@webhook\ttab/path"},
 		fakeTool{Name: "spoken", Doc: "Write @webhook some/path to make it one."},
 		fakeTool{Name: "twice", Doc: "@webhook first\n@webhook second"},
 		fakeTool{Name: "handleBad", Doc: "@webhook with space"},
 		fakeTool{Name: "handleDots", Doc: "@webhook a/../b"},
 		fakeTool{Name: "handleQuery", Doc: "@webhook a?b"},
-		fakeTool{Name: "handleDouble", Doc: "@webhook a//b"},
-		fakeTool{Name: "handleEnd", Doc: "@webhook a/b/"},
 		fakeTool{Name: "handleCode", Doc: "@webhook caf\u00e9"},
 		fakeTool{Name: "handle$(X)"},
 		fakeTool{Name: "quiet", Doc: "Is none.", Schema: json.RawMessage(quiet)},
 	)
 	writeConfig(t, dir+"/deep/.mcp.json", "conf",
-		fakeTools(t, fakeTool{Name: "handleX"}, fakeTool{Name: "other", Doc: "@webhook from/config"}))
+		fakeTools(t, fakeTool{Name: "handleX"},
+			fakeTool{Name: "other", Doc: "@webhook from/config"}))
 	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { echo; }\n\n"+
 		"# Takes it too.\n#\n# @webhook shell/path\nother() { cat; }\n")
 	d := daemonOptions{env: guarded}.startReady(t, dir)
 	for status, paths := range map[int][]string{
 		200: {
-			"host/handlePush", "host/handle_it", "host/tagged", "inbox", "a/b/c/d.e~f_g-h/1", "elsewhere/else",
-			"tab/path",
-			"first", "shell/path", "host/handlePush?x=1", "host%2FhandlePush", "host/handle%50ush",
+			"host/handlePush", "host/tagged", "inbox", "a/b/c/d.e~f_g-h/1", "elsewhere/else",
+			"first", "shell/path", "host/handlePush?x=1", "host%2FhandlePush",
+			"host/handle%50ush",
 		},
 		204: {"sh/handleShell"},
 		404: {
-			"host/Handle", "host/rehandle", "host/quiet", "host/spoken",
+			"host/Handle", "host/quiet", "host/spoken",
 			"host/short",           // it has another path
 			"host/handleElsewhere", // the tag wins over the prefix
-			"second", "host/handleBad", "host/handleDots", "b", "a/b", "a/../b", "host/handleQuery",
-			"host/handleDouble", "a/b/",
-			"host/handleCode", "host/handle$(X)",
+			"second", "host/handleBad", "host/handleDots", "b", "a/b", "a/../b",
+			"host/handleQuery",
+			"a/b/", "host/handleCode", "host/handle$(X)",
 			"conf/handleX", "from/config", // not written for usher
-			"sh/other", "host", "host/", "", "host/handlePush/", "host/handlepush", "HOST/handlePush",
+			"sh/other", "host", "host/", "", "host/handlePush/", "host/handlepush",
+			"HOST/handlePush",
 			"nobody/handlePush", "host_handlePush",
 		},
 	} {
@@ -74,9 +73,11 @@ func TestWebhookRouting(t *testing.T) {
 
 	c := connect(t, d.URL)
 	list := c.ask("tools/list", "").Body
-	check(t, "descriptions that begin with a tag, which only conf may have", strings.Count(list, `"@webhook`), 1)
+	check(t, "descriptions that begin with a tag, which only conf may have",
+		strings.Count(list, `"@webhook`), 1)
 	checkOmits(t, "tools/list", list, `\n@webhook`, webhookParam)
-	checkContains(t, "tools/list", list, `"First line.\nLast line."`, `"Write @webhook some/path to make it one."`,
+	checkContains(t, "tools/list", list, `"First line.\nLast line."`,
+		`"Write @webhook some/path to make it one."`,
 		`"Takes it too."`)
 	a := c.call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`)
 	check(t, "the arguments of an MCP client", string(field(a.result(), "structuredContent")),
@@ -84,21 +85,26 @@ func TestWebhookRouting(t *testing.T) {
 	checkContains(t, "usher modules", modulesOf(t, dir, nil),
 		"/webhook/host/handlePush -H 'Content-Type: application/json'", "/webhook/inbox ",
 		"/webhook/a/b/c/d.e~f_g-h/1 ",
-		"/webhook/shell/path ", `handleBad: @webhook "with space"`, `handleDots: @webhook "a/../b"`,
-		`handleQuery: @webhook "a?b"`, `handleDouble: @webhook "a//b"`, `handleEnd: @webhook "a/b/"`,
+		"/webhook/shell/path ", `handleBad: @webhook "with space"`,
+		`handleDots: @webhook "a/../b"`,
+		`handleQuery: @webhook "a?b"`,
 		`handleCode: @webhook`)
 }
 
-func TestWebhookConflicts(t *testing.T) {
+// A path that two methods have belongs to neither, and both are reported.
+func TestWebhookPathsAreUnique(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeTools(t, dir+"/p/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "handleOnly"},
+	writeTools(t, dir+"/p/deploy.usher", fakeTool{Name: "handleX"},
+		fakeTool{Name: "handleOnly"},
 		fakeTool{Name: "plain"})
 	writeTools(t, dir+"/q/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "plain"})
 	writeTools(t, dir+"/one.usher", fakeTool{Name: "a", Doc: "@webhook same/path"})
 	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook same/path"},
-		fakeTool{Name: "c", Doc: "@webhook one/handleZ"}, fakeTool{Name: "e", Doc: "@webhook deploy/handleOnly"})
-	writeTools(t, dir+"/three.usher", fakeTool{Name: "d", Doc: "@webhook three/handleE"}, fakeTool{Name: "handleE"})
+		fakeTool{Name: "c", Doc: "@webhook one/handleZ"},
+		fakeTool{Name: "e", Doc: "@webhook deploy/handleOnly"})
+	writeTools(t, dir+"/three.usher",
+		fakeTool{Name: "d", Doc: "@webhook three/handleE"}, fakeTool{Name: "handleE"})
 	d := daemonOptions{env: guarded}.startReady(t, dir)
 	for _, row := range []struct {
 		path   string
@@ -121,7 +127,8 @@ func TestWebhookConflicts(t *testing.T) {
 		})
 	}
 	const note = ": its webhook is not served, as several webhooks have the path "
-	checkContains(t, "usher modules", modulesOf(t, dir, nil), "note: a"+note+"same/path: one_a, two_b",
+	checkContains(t, "usher modules", modulesOf(t, dir, nil), "note: a"+note+
+		"same/path: one_a, two_b",
 		"note: b"+note, "note: d"+note, "note: handleE"+note, "/webhook/p-deploy/handleX ",
 		"/webhook/q-deploy/handleX ")
 
@@ -132,41 +139,45 @@ func TestWebhookConflicts(t *testing.T) {
 	})
 }
 
-// A sender without the secret learns nothing from a path, however it is written:
-// neither whether it exists nor its clean form.
-func TestWebhookUncleanPaths(t *testing.T) {
+// A sender without the secret learns nothing from a path, however it is written: neither
+// whether it exists nor its clean form.
+func TestWebhookPathTellsNothing(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleX"})
 	d := daemonOptions{env: guarded}.startReady(t, dir, "-accept-signatures")
 	for _, path := range []string{
 		"/webhook/", "/webhook//m/handleX", "/webhook/m//handleX", "/webhook/m/handleX/",
-		"/webhook/./m/handleX", "/webhook/m/../m/handleX", "/webhook/%2e%2e/m/handleX", "/webhook/m%2FhandleX",
-		"/%77ebhook/m/handleX", "/webhook/x/../../healthz", "/webhook/..", "/webhook/m/handleX?a=b", "/webhook/nothing",
-		"/webhook%2Fm%2FhandleX", "/webhook/m/handleX;a=b", "/webhook/%00", "/webhook/%ff%fe",
+		"/webhook/./m/handleX", "/webhook/m/../m/handleX", "/webhook/%2e%2e/m/handleX",
+		"/%77ebhook/m/handleX", "/webhook/x/../../healthz", "/webhook/..", "/webhook/nothing",
+		"/webhook%2Fm%2FhandleX", "/webhook/m/handleX;a=b", "/webhook/%ff%fe",
 		"/webhook/" + strings.Repeat("a/", 4000),
 		"/webhook", "//webhook/m/handleX", "/./webhook/m/handleX", "/x/../webhook/m/handleX", // not below /webhook/
 	} {
 		t.Run(clipText(path, 40), func(t *testing.T) {
 			want := 401
-			if decoded, _ := url.PathUnescape(path); !strings.HasPrefix(decoded, webhookPrefix) {
+			if decoded, _ := url.PathUnescape(path); !strings.HasPrefix(decoded,
+				webhookPrefix) {
 				want = 404
 			}
-			head := " " + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n"
-			for _, method := range []string{"POST", "GET", "OPTIONS", "DELETE", "PUT", "TRACE", "FOO"} {
+			head := " " + path +
+				" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n"
+			for _, method := range []string{"POST", "GET", "OPTIONS", "DELETE", "PUT",
+				"TRACE", "FOO"} {
 				a := d.raw(t, method+head+"\r\n", nil)
 				wantStatus(t, method+" without the secret", a, want)
 				check(t, "Location", a.Header.Get("Location"), "")
 			}
-			if a := d.raw(t, "POST"+head+shown+"\r\n\r\n", nil); a.Status != 200 && a.Status != 404 {
+			if a := d.raw(t, "POST"+head+shown+"\r\n\r\n", nil); a.Status != 200 &&
+				a.Status != 404 {
 				t.Errorf("with the secret: %d %s", a.Status, a.Body)
 			}
 		})
 	}
 }
 
-// Checks come in one order, with and without the secret: each row fails all checks
-// that the rows below it fail.
+// Checks come in one order, with and without the secret: each row fails all checks that the
+// rows below it fail.
 func TestWebhookOrderOfChecks(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
@@ -186,14 +197,16 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 			{"foreign host", "PUT", "m/nothing", large, "Host: evil.example", 403},
 			{"foreign origin", "PUT", "m/nothing", large, "Origin: https://evil.example", 403},
 			{"opaque origin", "POST", "m/handleIt", `{"name":"x"}`, "Origin: null", 403},
-			{"cross-site request", "POST", "m/handleIt", `{"name":"x"}`, "Sec-Fetch-Site: cross-site", 403},
+			{"cross-site request", "POST", "m/handleIt", `{"name":"x"}`,
+				"Sec-Fetch-Site: cross-site", 403},
 			{"PUT", "PUT", "m/nothing", large, "Content-Type: text/csv", 405},
 			{"GET", "GET", "m/handleIt", "", "", 405},
 			{"HEAD", "HEAD", "m/handleIt", "", "", 405},
 			{"OPTIONS", "OPTIONS", "m/handleIt", "", "", 405},
 			{"unknown method", "POST", "m/nothing", large, "Content-Type: text/csv", 404},
 			{"conflict", "POST", "twice", large, "Content-Type: text/csv", 409},
-			{"signature without a key", "POST", "m/handleSigned", large, "Content-Type: text/csv", 503},
+			{"signature without a key", "POST", "m/handleSigned", large,
+				"Content-Type: text/csv", 503},
 			{"other content type", "POST", "m/handleIt", large, "Content-Type: text/csv", 415},
 			{"large body", "POST", "m/handleIt", large, "", 413},
 			{"body that just fits", "POST", "m/handleIt", fits, "", 200},
@@ -209,7 +222,8 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 				{"empty secret", secretHeader + ": "},
 				{"secret elsewhere", "Authorization: Bearer " + testSecret},
 			} {
-				t.Run(fmt.Sprintf("%s, %s, needed %v", row.what, proof.what, env != nil), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s, %s, needed %v", row.what, proof.what,
+					env != nil), func(t *testing.T) {
 					var headers []string
 					for _, h := range []string{row.header, proof.header} {
 						if h != "" {
@@ -238,12 +252,14 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 	}
 }
 
-func TestWebhookCrossSite(t *testing.T) {
+// A browser's delivery is refused, unless its origin is allowed.
+func TestWebhookRefusesSites(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"})
 	const shop = "https://shop.example"
-	d := daemonOptions{env: guarded}.startReady(t, dir, "-allow-origin", shop, "-allow-host", "usher.example", "-open")
+	d := daemonOptions{env: guarded}.startReady(t, dir, "-allow-origin", shop,
+		"-allow-host", "usher.example", "-open")
 	for _, row := range []struct {
 		what    string
 		headers []string
@@ -251,35 +267,39 @@ func TestWebhookCrossSite(t *testing.T) {
 		status  int
 	}{
 		{"no browser", nil, "", 200},
-		{"an allowed website", []string{"Origin: " + shop, "Sec-Fetch-Site: cross-site"}, shop, 200},
-		{"another website", []string{"Origin: https://evil.example"}, "", 403},
-		{"a sandboxed page", []string{"Origin: null"}, "", 403},
+		{"an allowed website",
+			[]string{"Origin: " + shop, "Sec-Fetch-Site: cross-site"}, shop, 200},
 		{"two origins", []string{"Origin: " + shop, "Origin: https://evil.example"}, "", 403},
 		{"a form without origin", []string{"Sec-Fetch-Site: cross-site"}, "", 403},
 		{"an allowed host", []string{"Host: usher.example"}, "", 200},
-		{"a rebound name", []string{"Host: evil.example"}, "", 403},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			a := d.deliver(t, "m/handleIt", `{}`, append(row.headers, shown)...)
 			wantStatus(t, "with the secret", a, row.status)
-			check(t, "Access-Control-Allow-Origin", a.Header.Get("Access-Control-Allow-Origin"), row.origin)
+			check(t, "Access-Control-Allow-Origin",
+				a.Header.Get("Access-Control-Allow-Origin"), row.origin)
 			if row.status == 403 {
-				checkError(t, "without the secret", d.deliver(t, "m/handleIt", `{}`, row.headers...), 403)
+				checkError(t, "without the secret",
+					d.deliver(t, "m/handleIt", `{}`, row.headers...), 403)
 			}
 		})
 	}
 	for origin, status := range map[string]int{shop: 204, "https://evil.example": 403} {
-		a := d.send(t, "OPTIONS", "m/nothing", "", "Origin: "+origin, "Access-Control-Request-Method: POST",
+		a := d.send(t, "OPTIONS", "m/nothing", "", "Origin: "+origin,
+			"Access-Control-Request-Method: POST",
 			"Access-Control-Request-Headers: content-type,x-webhook-secret")
 		wantStatus(t, "the preflight of "+origin, a, status)
-		allowed := strings.Contains(a.Header.Get("Access-Control-Allow-Headers"), "x-webhook-secret")
+		allowed := strings.Contains(a.Header.Get("Access-Control-Allow-Headers"),
+			"x-webhook-secret")
 		check(t, "the preflight allows the secret's header to "+origin, allowed, status == 204)
 	}
 	a := d.deliver(t, "m/handleIt", `{}`, "Origin: "+shop)
 	checkError(t, "no secret", a, 401)
-	check(t, "the origin that may read the 401", a.Header.Get("Access-Control-Allow-Origin"), shop)
+	check(t, "the origin that may read the 401",
+		a.Header.Get("Access-Control-Allow-Origin"), shop)
 }
 
+// Without a secret, webhooks work only from this machine, unless a flag says so.
 func TestWebhookExposure(t *testing.T) {
 	long(t)
 	for _, row := range []struct {

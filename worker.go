@@ -37,6 +37,10 @@ const (
 // send it from the thread that would begin the next call, so a blocked module can't.
 const cancelConfirmed = "usher/cancelled"
 
+// partsLoaded is the notification by which usher's own shims report files that the module has
+// loaded, before an answer.
+const partsLoaded = "usher/parts"
+
 // Why a call was not made, or has no answer.
 var (
 	errNotSent = errors.New("the process takes no more calls") // make the call again
@@ -64,7 +68,6 @@ type call struct {
 	progress chan struct{}     // 1-buffered: the module, or the client it asked, did something
 
 	// Part of workerState:
-	lacked    clientCaps // what the module asked for and the caller lacks
 	cancelled time.Time
 	timer     *time.Timer // of a cancelled call, until the module confirms or answers it
 }
@@ -81,13 +84,16 @@ type workerConfig struct {
 	// listChanged is called when the module announces that a list has changed. It runs on
 	// the goroutine that reads the module's output.
 	listChanged func(w *Worker)
+	// partsLoaded is called when a shim reports files that the module has loaded. It runs on
+	// the same goroutine.
+	partsLoaded func(w *Worker, paths []string)
 }
 
 // Worker is one process of a module. Its methods are safe for concurrent use.
 type Worker struct {
 	workerConfig
 	stateless bool                // it speaks statelessProtocol; constant after the handshake
-	info      json.RawMessage     // the module's description of itself in the handshake; constant after it
+	info      object              // the module's description of itself in the handshake; constant after it
 	ctx       context.Context     // ends when the process must end, or has ended
 	cancel    context.CancelFunc  // ends ctx
 	queued    chan struct{}       // 1-buffered: state.input is not empty
@@ -267,7 +273,7 @@ func (w *Worker) snapshot() (copied workerState) {
 
 // capability returns the module's declaration of a capability, or nil.
 func (w *Worker) capability(name string) json.RawMessage {
-	return field(field(w.info, "capabilities"), name)
+	return w.info.object("capabilities").get(name)
 }
 
 // alive reports whether calls can still be made.
@@ -386,9 +392,14 @@ func (w *Worker) handle(msg *Message) {
 	case "notifications/resources/updated":
 		w.updated(msg.Method, msg.Params)
 	case "notifications/cancelled":
-		w.withdrawAsk(field(msg.Params, "requestId"))
+		w.withdrawAsk(msg.Params.get("requestId"))
 	case cancelConfirmed:
-		w.confirmCancelled(field(msg.Params, "requestId"))
+		w.confirmCancelled(msg.Params.get("requestId"))
+	case partsLoaded:
+		var paths []string
+		if w.confirms && json.Unmarshal(msg.Params.get("paths"), &paths) == nil {
+			w.partsLoaded(w, paths)
+		}
 	default:
 		if strings.HasSuffix(msg.Method, "/list_changed") && w.snapshot().ready {
 			w.listChanged(w)
@@ -424,11 +435,11 @@ func (w *Worker) send(msg []byte) {
 
 // notify sends a notification.
 func (w *Worker) notify(method string, params object) {
-	w.send(encodeRequest(nil, method, params.encode()))
+	w.send(encodeRequest(nil, method, params))
 }
 
 // reply answers a request of the module, with err unless that is nil.
-func (w *Worker) reply(id, result json.RawMessage, err error) {
+func (w *Worker) reply(id json.RawMessage, result object, err error) {
 	if err != nil {
 		w.send(encodeError(id, err))
 		return
@@ -439,7 +450,7 @@ func (w *Worker) reply(id, result json.RawMessage, err error) {
 // startCall sends the request of a call. No other function writes a request to the process.
 // It returns errNotSent if the process is draining, else the error of enqueue.
 func (w *Worker) startCall(c *call, method string, params object) (err error) {
-	msg := encodeRequest(json.RawMessage(c.id), method, params.encode())
+	msg := encodeRequest(json.RawMessage(c.id), method, w.adapt(c, params))
 	w.update(func(s *workerState) {
 		if s.draining {
 			err = errNotSent
@@ -476,13 +487,9 @@ func (w *Worker) newCall(caller Caller) *call {
 // unlimited) while it waits for no client's answer, the error is errTimeout. Errors that the
 // module answered with are *rpcError.
 func (w *Worker) request(ctx context.Context, caller Caller, method string, params object,
-	timeout time.Duration, slot *slot[*Principal]) (json.RawMessage, error) {
+	timeout time.Duration, slot *slot[*Principal]) (object, error) {
 	c := w.newCall(caller)
 	c.slot = slot
-	params = w.adapt(caller, params)
-	if c.ofClient() {
-		params = c.replaceToken(params)
-	}
 	if err := w.startCall(c, method, params); err != nil {
 		w.endCall(c, nil)
 		return nil, err
@@ -492,33 +499,36 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	if err != nil {
 		return nil, err
 	}
-	return w.resultOf(c, msg)
-}
-
-// replaceToken returns params with a progress token of usher's own. Two callers may
-// choose the same token, and progress restarts the time-out even if the caller wants no
-// reports of it. replaceToken also removes metaCall, as clients must not name a call.
-func (c *call) replaceToken(params object) object {
-	meta := members(params.get("_meta"))
-	if token := meta.get("progressToken"); string(token) != "null" {
-		c.token = token
-	}
-	meta = meta.without(metaCall).set("progressToken", json.RawMessage(c.id))
-	return params.set("_meta", meta.encode())
-}
-
-// adapt converts the params of a request to the protocol era of the module.
-func (w *Worker) adapt(caller Caller, params object) object {
 	switch {
-	case w.stateless && caller.Session == "":
-		return statelessParams(params, allCaps, "")
-	case w.stateless && !caller.Stateless:
-		return statelessParams(params, caller.Caps, caller.Level)
-	case !w.stateless && caller.Stateless:
-		return statefulParams(params)
-	default:
+	case msg == nil:
+		return nil, w.snapshot().failure
+	case msg.Err != nil:
+		return nil, msg.Err
+	}
+	return msg.Result, nil
+}
+
+// adapt returns the params of a call as the module gets them: with a progress token of
+// usher's own and, in the era without sessions, with the client's identity. Two callers may
+// choose the same token, and progress restarts the time-out even if the caller wants no
+// reports of it.
+func (w *Worker) adapt(c *call, params object) object {
+	meta := params.object("_meta")
+	client := clientProfile{caps: allCaps}
+	if c.ofClient() {
+		client = c.caller.Client
+		if token := meta.get("progressToken"); !isNull(token) {
+			c.token = token
+		}
+		meta = meta.set("progressToken", json.RawMessage(c.id))
+	}
+	if w.stateless {
+		meta = identify(meta, client)
+	}
+	if len(meta) == 0 {
 		return params
 	}
+	return params.set("_meta", meta.encode())
 }
 
 // requestOnly sends a request whose answer does not matter.
@@ -562,26 +572,6 @@ func (w *Worker) waitsForClient(c *call) (waits bool) {
 		}
 	})
 	return waits
-}
-
-// resultOf returns the result in the answer to a call, in the caller's protocol era.
-func (w *Worker) resultOf(c *call, msg *Message) (result json.RawMessage, err error) {
-	if msg == nil {
-		err = w.snapshot().failure
-	} else if msg.Err != nil {
-		err = msg.Err
-	} else {
-		result = msg.Result
-	}
-	failed := err != nil || isTrue(field(result, "isError"))
-	if failed && c.caller.Stateless && c.lacked != 0 {
-		return nil, missingCapability(c.lacked)
-	}
-	converts := w.stateless && !c.caller.Stateless && c.ofClient()
-	if converts && stringField(result, "resultType") != resultInput {
-		result = statefulResult(result)
-	}
-	return result, err
 }
 
 // endCall ends a call. It first cancels the requests to clients that the module made in
@@ -664,21 +654,21 @@ func (w *Worker) answer(msg *Message) {
 }
 
 // passProgress passes progress on to its call, with the token that the caller chose.
-func (w *Worker) passProgress(params json.RawMessage) {
+func (w *Worker) passProgress(params object) {
 	var c *call
-	w.update(func(s *workerState) { c = s.calls[string(field(params, "progressToken"))] })
+	w.update(func(s *workerState) { c = s.calls[string(params.get("progressToken"))] })
 	if c == nil {
 		return
 	}
 	wake(c.progress)
 	if c.token != nil && c.caller.Notify != nil {
-		c.caller.Notify("notifications/progress", withMember(params, "progressToken", c.token))
+		c.caller.Notify("notifications/progress", params.set("progressToken", c.token))
 	}
 }
 
 // passOn passes a notification on to the client it is for. If that is uncertain, only
 // usher's log gets it.
-func (w *Worker) passOn(method string, params json.RawMessage) {
+func (w *Worker) passOn(method string, params object) {
 	var caller Caller
 	var c *call
 	var err error
@@ -686,12 +676,10 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 	logs := method == "notifications/message"
 	switch {
 	case err == nil && caller.Notify != nil && (c != nil || caller.reachable()):
-		if logs || !caller.Stateless { // stateless clients support no other notification
-			caller.Notify(method, stripCallID(params))
-		}
+		caller.Notify(method, stripCallID(params))
 	case logs:
-		data := clipText(string(field(params, "data")), maxLoggedLine)
-		w.log.Info("module message", "level", stringField(params, "level"), "data", data)
+		data := clipText(string(params.get("data")), maxLoggedLine)
+		w.log.Info("module message", "level", params.text("level"), "data", data)
 	}
 }
 
@@ -728,8 +716,8 @@ var (
 
 // target returns the caller that a message of the module is for, and the call that it
 // belongs to, or a nil call if only the session is known.
-func (w *Worker) target(s *workerState, params json.RawMessage) (Caller, *call, error) {
-	if id := field(field(params, "_meta"), metaCall); id != nil {
+func (w *Worker) target(s *workerState, params object) (Caller, *call, error) {
+	if id := params.object("_meta").get(metaCall); id != nil {
 		c := s.calls[string(id)]
 		if c == nil || !c.ofClient() {
 			return Caller{}, nil, errNotInCall
@@ -743,7 +731,7 @@ func (w *Worker) target(s *workerState, params json.RawMessage) (Caller, *call, 
 		}
 	}
 	switch {
-	case w.owner == nil || w.owner.Stateless && (s.unsure || len(calls) != 1):
+	case w.owner == nil || w.owner.Sessionless && (s.unsure || len(calls) != 1):
 		return Caller{}, nil, errNotSure
 	case len(calls) == 1:
 		return calls[0].caller, calls[0], nil
@@ -757,7 +745,7 @@ func (w *Worker) target(s *workerState, params json.RawMessage) (Caller, *call, 
 // the call.
 func (w *Worker) handleRequest(msg *Message) {
 	if msg.Method == "ping" {
-		w.reply(msg.ID, json.RawMessage(`{}`), nil)
+		w.reply(msg.ID, object{}, nil)
 		return
 	}
 	var a *clientRequest
@@ -774,13 +762,6 @@ func (w *Worker) handleRequest(msg *Message) {
 // newAsk finds the client that a request is for, and adds the request to the open ones.
 func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	caller, c, err := w.target(s, msg.Params)
-	if err != nil {
-		return nil, err
-	}
-	lacked, err := caller.checkAskable(msg.Method, msg.Params)
-	if c != nil {
-		c.lacked |= lacked
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -827,12 +808,12 @@ func (w *Worker) ask(a *clientRequest) {
 }
 
 // askClient asks the client and returns its answer.
-func (w *Worker) askClient(a *clientRequest) (result json.RawMessage, err error) {
+func (w *Worker) askClient(a *clientRequest) (result object, err error) {
 	defer catch(w.log, &err)
 	if a.call == nil && !a.caller.reachable() {
 		return nil, errNoScope
 	}
-	result, err = a.caller.Ask(a.ctx, a.Method, stripCallID(a.Params))
+	result, err = a.caller.ask(a.ctx, a.Method, stripCallID(a.Params))
 	if errors.Is(err, context.Canceled) {
 		err = errNotInCall
 	}
@@ -880,34 +861,31 @@ func (w *Worker) handshake(ctx context.Context, stateful bool) error {
 		return w.initialize(ctx)
 	}
 	probe, cancel := context.WithTimeout(ctx, probeTimeout)
-	stateless, err := w.discover(probe)
+	err := w.discover(probe)
 	cancel()
-	if stateless || ctx.Err() != nil {
+	if w.stateless || ctx.Err() != nil {
 		return err
 	}
 	err = w.initialize(ctx)
 	if _, answered := errors.AsType[*rpcError](err); answered { // perhaps it was only slow to start
-		if stateless, again := w.discover(ctx); stateless {
+		if again := w.discover(ctx); w.stateless {
 			return again
 		}
 	}
 	return err
 }
 
-// discover sends server/discover and reports whether the module is stateless. The error
-// counts only for a stateless module.
-func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
-	params := statelessParams(nil, allCaps, "")
-	result, err := w.request(ctx, Caller{}, "server/discover", params, 0, nil)
-	if err != nil {
-		return false, err
-	}
-	var versions []string
-	err = json.Unmarshal(field(result, "supportedVersions"), &versions)
-	if err != nil || !slices.Contains(versions, statelessProtocol) {
-		return false, err
-	}
+// discover sends server/discover, and sets w.stateless if the module is stateless. The error
+// counts only then.
+func (w *Worker) discover(ctx context.Context) error {
 	w.stateless = true
+	result, err := w.request(ctx, Caller{}, "server/discover", nil, 0, nil)
+	var versions []string
+	_ = json.Unmarshal(result.get("supportedVersions"), &versions)
+	w.stateless = slices.Contains(versions, statelessProtocol)
+	if !w.stateless {
+		return err
+	}
 	w.info = result
 	all := json.RawMessage("true")
 	_, err = w.listen(Caller{}, object{
@@ -915,7 +893,7 @@ func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
 		{"promptsListChanged", all},
 		{"resourcesListChanged", all},
 	})
-	return true, err
+	return err
 }
 
 // initialize shakes hands as a client with sessions. It declares all client capabilities,

@@ -1,50 +1,25 @@
-// Workers and the daemon around them: crashes, restarts, kills, and that no
-// process outlives its daemon.
+// Tests of worker.go: MCP with one process.
 
 package main
 
 import (
-	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"go/ast"
 	"io"
-	"log/slog"
-	"math/big"
-	"net/http"
+	"maps"
 	"os"
-	"os/exec"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-func TestBackOff(t *testing.T) {
-	long(t)
-	c := oneFake(t)
-	for range 20 {
-		if a := c.call("a_crash", ""); strings.Contains(a.failure(), "keeps crashing") {
-			await(t, "the module to be started again", func() bool { return c.call("a_echo", "").failure() == "" })
-			return
-		}
-	}
-	t.Error("a module that crashes at each call was started each time")
-}
-
-func TestFaultyModules(t *testing.T) {
+// A module that writes other lines, answers twice or adds tools is hosted. One that can't
+// start is reported.
+func TestFaultyModuleIsReported(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	writeFake(t, dir+"/noisy.usher", "garbage tools=x")
@@ -64,11 +39,13 @@ func TestFaultyModules(t *testing.T) {
 			checkOmits(t, tool, a.Body, "second")
 		}
 	}
-	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
-	checkContains(t, "usher modules", out, "exited at startup (exit status 3): fake: no module named turbo",
+	out := modulesOf(t, dir, nil)
+	checkContains(t, "usher modules", out,
+		"exited at startup (exit status 3): fake: no module named turbo",
 		"not executable: chmod +x plain.usher", `module name "b@d"`)
 }
 
+// A module that does not answer initialize is given up.
 func TestSilentModuleIsGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -76,320 +53,278 @@ func TestSilentModuleIsGivenUp(t *testing.T) {
 		context.AfterFunc(w.ctx, func() { w.finish("killed") })
 		start := time.Now()
 		err := w.shakeHands(t.Context(), false)
-		checkContains(t, "error", fmt.Sprint(err), `module "a" can't start: did not answer initialize within`)
+		checkContains(t, "error", fmt.Sprint(err),
+			`module "a" can't start: did not answer initialize within`)
 		check(t, "time until it is given up", time.Since(start), startTimeout)
 	})
 }
 
-func TestIdleStop(t *testing.T) {
+// The error of a module that can't start names no path to a session.
+func TestStartFailuresNameNoPath(t *testing.T) {
+	needLanguage(t, ".sh")
 	long(t)
-	c := oneFake(t, "-idle", "1ms")
-	first := resultText(c.call("a_pid", "").result())
-	await(t, "the idle process to be stopped", func() bool {
-		pid, _ := strconv.Atoi(first)
-		return !processAlive(pid)
-	})
-	second := resultText(c.call("a_pid", "").result())
-	check(t, "another process answers", second != first && second != "", true)
+	dir, base := twoProjects(t), t.TempDir()
+	proj := dir + "/proj/"
+	replace := func(path, text string) { must(t, os.WriteFile(path, []byte(text), 0o755)) }
+	spoil := map[string]func(){
+		"gone": func() { os.Remove(proj + "gone.usher") },
+		"folder": func() {
+			os.Remove(proj + "folder.usher")
+			os.Mkdir(proj+"folder.usher", 0o755)
+		},
+		"interpreter": func() { replace(proj+"interpreter.usher", "#!/nowhere/sh\n") },
+		"plain":       func() { os.Chmod(proj+"plain.usher", 0o644) },
+		"text":        func() { replace(proj+"text.usher", "\x7fELF no") },
+	}
+	for name := range spoil {
+		writeFake(t, proj+name+".usher", "good tools=x")
+	}
+	write(t, proj+"script.usher.sh", "# X is not written yet.\nx() { nowhere_to_be_found; }\n")
+	spoil["script"] = func() {}
+	write(t, proj+".mcp.json", `{"mcpServers":{"entry":{"command":"./entry.sh"}}}`)
+	writeFake(t, proj+"entry.sh", "good tools=x")
+	spoil["entry"] = func() { os.Remove(proj + "entry.sh") }
+	want := slices.Clone(allTools)
+	for name := range spoil {
+		want = append(want, name+"_x")
+	}
+	slices.Sort(want)
+	d := daemonOptions{base: base}.start(t, dir)
+	free, _ := openSession(t, d.URL, presentNothing)
+	free.awaitTools(want...)
+	c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir+"/proj")))
+	started := 0
+	for _, name := range slices.Sorted(maps.Keys(spoil)) {
+		spoil[name]()
+		failure := c.call(name+"_x", "").failure()
+		check(t, "a call of "+name+" works", failure == "", false)
+		if strings.Contains(failure, "can't start") {
+			started++
+		}
+	}
+	check(t, "a call met a module that can't start", started > 0, true)
 }
 
-// TestNoProcessOutlivesTheDaemon ends a daemon while modules in all languages, a shell function
-// and a build run.
-func TestNoProcessOutlivesTheDaemon(t *testing.T) {
-	long(t)
-	bin := t.TempDir()
-	command, err := exec.LookPath("go")
-	must(t, err)
-	write(t, bin+"/go", "#!/bin/sh\ncase $* in *built*) exec sleep 1000; esac\nexec "+command+" \"$@\"\n")
-	must(t, os.Chmod(bin+"/go", 0o755))
-	for name, end := range map[string]syscall.Signal{"by TERM": syscall.SIGTERM, "by KILL": syscall.SIGKILL} {
+// An answer that can't be read fails its own call only. If its id can't be read either, the
+// call waits, or both fail.
+func TestUnreadableAnswerFailsItsCall(t *testing.T) {
+	t.Parallel()
+	const part = 1 << 16
+	large := strings.Repeat("x,", part/2) // the lines that are too long end with many of these
+	for name, tt := range map[string]struct{ line, want string }{
+		"no result":             {`{"jsonrpc":"2.0","id":2}`, "can't be read"},
+		"members that are null": {`{"jsonrpc":"2.0","id":2,"method":null,"error":null,"result":{}}`, "<nil>"},
+		"a word with an id":     {`user: {"id":2}`, errTimeout.Error()},
+		"too long":              {`{"jsonrpc":"2.0","id":2,"result":"`, "larger than 64 MiB"},
+		"too long, no answer": {`{"jsonrpc":"2.0","method":"x","params":"`,
+			errTimeout.Error()},
+		"too long, no id": {`{"jsonrpc":"2.0","result":"`, "larger than 64 MiB"},
+	} {
 		t.Run(name, func(t *testing.T) {
-			mark, processes := markProcesses(t)
-			dir, names := languages(t)
-			writeFake(t, dir+"/child.usher", "child tools=x")
-			write(t, dir+"/wait.usher.sh", "# Waits.\nwait_() { trap '' TERM; sleep 600; }\n")
-			env := map[string]string{markVar: mark, "PATH": bin + ":" + os.Getenv("PATH")}
-			d := daemonOptions{ownProcess: true, env: env}.start(t, dir)
-			c := connect(t, d.URL)
-			for _, name := range names {
-				tool := name + "_handleContact"
-				await(t, tool, func() bool { return c.call(tool, `{"email":"x","message":"y"}`).failure() == "" })
+			w := testWorker("a", nil)
+			defer w.cancel()
+			read, write := io.Pipe()
+			defer write.Close()
+			go w.readStdout(read)
+			other := w.newCall(Caller{Session: "other"})
+			must(t, w.startCall(other, "tools/call", nil))
+			<-w.queued
+			go func() {
+				<-w.queued
+				io.WriteString(write, tt.line)
+				if strings.HasPrefix(name, "too long") {
+					for range maxWorkerLine / part {
+						io.WriteString(write, large)
+					}
+				}
+				io.WriteString(write, "\n")
+			}()
+			timeout := patience
+			if tt.want == errTimeout.Error() {
+				timeout = 100 * time.Millisecond
 			}
-			await(t, "the fake", func() bool { return c.call("child_x", "").failure() == "" })
-			write(t, dir+"/built.usher.go", goHead)
-			await(t, "the build", func() bool { return strings.Count(processes(), "sleep 1000") == 2 })
-			_, noShell := exec.LookPath("sh")
-			if end == syscall.SIGKILL && noShell == nil { // others wait for the call
-				req := c.request(http.MethodPost,
-					`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait_wait_"}}`)
-				go c.http.Do(req)
-				await(t, "the function", func() bool { return strings.Contains(processes(), "sleep 600") })
-			}
-			d.signal(t, end)
-			await(t, "all processes to end", func() bool { return processes() == "" })
+			_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil,
+				timeout, nil)
+			checkContains(t, "error", fmt.Sprint(err), tt.want)
+			both := strings.HasSuffix(name, " id") && strings.HasPrefix(name, "too long")
+			check(t, "the other call failed", len(other.answer) == 1, both)
 		})
 	}
 }
 
-// TestGroups checks that a zombie is dead, that a group is not confused with another whose
-// leader has the same id, and that usher gives up on a process that can't be killed.
-func TestGroups(t *testing.T) {
+// A list change before the handshake and a second request under one id do not count.
+func TestModuleSaysTooMuch(t *testing.T) {
 	t.Parallel()
-	if runtime.GOOS != "linux" {
-		skip(t, "looks at /proc")
+	w := testWorker("a", &Caller{Session: "alice"})
+	defer w.cancel()
+	changes := 0
+	w.listChanged = func(*Worker) { changes++ }
+	for _, ready := range []bool{false, true} {
+		w.update(func(s *workerState) { s.ready = ready })
+		w.handle(&Message{Method: "notifications/tools/list_changed"})
 	}
-	cmd := exec.Command("sleep", "1000")
-	id, err := startGroup(cmd)
-	must(t, err)
-	exited := make(chan struct{})
-	close(exited)
-	ended := &child{group: id, exited: exited}
-	check(t, "a group has another's process", ended.signal(syscall.SIGKILL), false)
-	check(t, "the other process is alive", processAlive(int(id)), true)
-	check(t, "it is killed", id.signal(syscall.SIGKILL), true)
-	await(t, "a zombie", func() bool { return !processAlive(int(id)) })
-	cmd.Wait()
+	check(t, "list changes", changes, 1)
+	asked := make(chan string, 9)
+	alice := Caller{Session: "alice", Client: clientProfile{caps: allCaps}}
+	alice.Ask = func(ctx context.Context, method string, _ object) (object, error) {
+		asked <- method
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}
+	must(t, w.startCall(w.newCall(alice), "tools/call", nil))
+	for range 3 {
+		w.handle(&Message{ID: json.RawMessage("7"), Method: "roots/list"})
+	}
+	check(t, "asked", <-asked, "roots/list")
+	var open int
+	var sent string
+	w.update(func(s *workerState) { open, sent = len(s.asks), string(s.input) })
+	check(t, "open requests", open, 1)
+	check(t, "refused requests", strings.Count(sent, "request id 7 is already in use"), 2)
+}
+
+// For a module that does not read, no more is queued than maxInput, and each call ends.
+func TestModuleThatDoesNotRead(t *testing.T) {
+	long(t)
 	synctest.Test(t, func(t *testing.T) {
-		g := newGroups(slog.New(slog.DiscardHandler))
-		stuck := &child{group: id, groups: g, exited: make(chan struct{})}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		check(t, "usher gives up", errors.Is(stuck.wait(ctx, 0), context.Canceled), true)
+		w := testWorker("a", nil)
+		_, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute, nil)
+		check(t, "a call times out", errors.Is(err, errTimeout), true)
+		w.update(func(s *workerState) { s.input = nil })
+		big := objectOf(`{"x":"` + strings.Repeat("x", maxInput) + `"}`)
+		errs := make(chan error, 2)
+		for range cap(errs) {
+			go func() {
+				_, err := w.request(t.Context(), Caller{}, "ping", big, time.Minute, nil)
+				errs <- err
+			}()
+		}
+		checkContains(t, "the second large call", fmt.Sprint(<-errs), "does not read")
+		check(t, "the first one times out", errors.Is(<-errs, errTimeout), true)
 	})
 }
 
-// TestGuardDoesNotRead checks that usher neither waits for a guard that does not read, nor
-// forgets what the guard has to know.
-func TestGuardDoesNotRead(t *testing.T) {
+// An ask that names no call reaches the only client it can be for, or is refused.
+func TestAskHasOneCaller(t *testing.T) {
 	t.Parallel()
-	read, write, err := os.Pipe()
-	must(t, err)
-	defer read.Close()
-	g := newGroups(slog.New(slog.DiscardHandler))
-	g.pipe = write
-	for len(g.unsent) == 0 { // the pipe has room
-		g.unsent = bytes.Repeat([]byte("- 1\n"), 1000)
-		g.tell("-", 1)
-	}
-	g.tell("+", 2)
-	go func() {
-		g.tell("+", 3)
-		g.pipe.Close()
-	}()
-	text, _ := io.ReadAll(read)
-	check(t, "the last lines", strings.HasSuffix(string(text), "\n- 1\n+ 2\n+ 3\n"), true)
-}
-
-func TestOneDaemonPerBase(t *testing.T) {
-	t.Parallel()
-	dir, base := t.TempDir(), t.TempDir()
-	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
-	second := daemonOptions{base: base}.launch(t, dir)
-	check(t, "status of a second daemon", second.wait(t), 1)
-	checkContains(t, "its log", second.Log.String(), d.URL, "-base")
-	wantStatus(t, "the first one after that", connect(t, d.URL).ask("ping", ""), http.StatusOK)
-	data := base + "/.data"
-	check(t, "the folders in its record", len(readDaemon(data).Roots), 1)
-	d.signal(t, os.Kill)
-	raw := readFile(t, data+"/"+recordName)
-	checkContains(t, "the record that it left", string(raw), d.URL)
-	check(t, "the daemon that runs then", readDaemon(data).URL, "")
-	daemonOptions{base: base}.start(t, dir).stop(t)
-	if _, err := os.Stat(data + "/" + recordName); err == nil {
-		t.Error("a daemon that has ended left its record")
-	}
-}
-
-func TestServeRefuses(t *testing.T) {
-	dir := t.TempDir()
-	file := dir + "/file"
-	write(t, file, "")
-	busy := startDaemon(t, t.TempDir())
-	addr := strings.Trim(strings.TrimPrefix(busy.URL, "http://"), "/")
-	secret := func(v string) map[string]string { return map[string]string{webhookSecretVar: v} }
+	alice, bob := Caller{Session: "alice"}, Caller{Session: "bob"}
+	visitor := Caller{Session: "visit", Sessionless: true}
 	for _, tt := range []struct {
-		name, args string
-		env        map[string]string
-		code       int
-		says       string
+		name      string
+		owner     *Caller
+		calls     []Caller
+		cancelled *Caller // of another call; nil for none
+		want      string
 	}{
-		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open"},
-		{"a secret with white space", "", secret("x\n"), 2, "white space"},
-		{"no port", "-addr localhost", nil, 2, "HOST:PORT"},
-		{"a port that is taken", "-addr " + addr, nil, 1, "choose another address with -addr"},
-		{"a size that is none", "-max-body lots", nil, 2, "KiB"},
-		{"an origin with a path", "-allow-origin https://x.example/y", nil, 2, "without a path"},
-		{"a host with a scheme", "-allow-host https://x.example", nil, 2, "host name"},
-		{"half a certificate", "-tls-cert x", nil, 1, "-tls-cert and -tls-key: "},
-		{"an unknown log form", "-log xml", nil, 2, "text or json"},
-		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, " is empty"},
-		{"its own folder from within", dir, map[string]string{nestedVar: dir + "/me.usher"}, 1, "started this usher"},
+		{"for all, no call", nil, nil, nil, errNotSure.Message},
+		{"for all, one call", nil, []Caller{alice}, nil, errNotSure.Message},
+		{"for all, two calls", nil, []Caller{alice, bob}, nil, errNotSure.Message},
+		{"a session's, no call", &alice, nil, nil, "alice"},
+		{"a session's, two calls", &alice, []Caller{alice, alice}, nil, "alice"},
+		{"a session's, a cancelled call", &alice, nil, &alice, "alice"},
+		{"a session's, one call beside a cancelled one", &alice, []Caller{alice},
+			&alice, "alice"},
+		{"a principal's, no call", &visitor, nil, nil, errNotSure.Message},
+		{"a principal's, one call", &visitor, []Caller{visitor}, nil, "visit"},
+		{"a principal's, usher's own call beside", &visitor, []Caller{{}, visitor}, nil,
+			"visit"},
+		{"a principal's, two calls", &visitor, []Caller{visitor, visitor}, nil,
+			errNotSure.Message},
+		{"a principal's, a cancelled call", &visitor, nil, &visitor, errNotSure.Message},
+		{"a principal's, one beside a cancelled one", &visitor, []Caller{visitor},
+			&visitor, errNotSure.Message},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var out, errs bytes.Buffer
-			args := []string{"serve", "-addr", "127.0.0.1:0", "-base", t.TempDir()}
-			code := run(t.Context(), append(args, strings.Fields(tt.args)...), nil, &out, &errs, lookupIn(tt.env))
-			check(t, "status", code, tt.code)
-			checkContains(t, "stderr", errs.String(), "usher: serve: ", tt.says)
-		})
-	}
-}
-
-func TestNoGoroutineIsLeft(t *testing.T) {
-	before := runtime.NumGoroutine()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	d := startDaemon(t, dir)
-	c := connect(t, d.URL)
-	_, hangUp := c.listen()
-	c.call("a_crash", "")
-	c.call("a_echo", "")
-	hangUp()
-	d.stop(t)
-	c.http.CloseIdleConnections()
-	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
-	await(t, "all goroutines to end", func() bool {
-		return runtime.NumGoroutine() <= before
-	})
-}
-
-// TestOneWayToAProcess checks that only startCall writes requests to a process, and that the pool checks
-// the claim immediately before each request that it makes.
-func TestOneWayToAProcess(t *testing.T) {
-	long(t)
-	h := readHouse(t)
-	allowed := map[string][]string{ // the functions that may name each
-		"workerState.input": {"spawn", "writeStdin", "enqueue"},
-		"Worker.enqueue":    {"startCall", "send"},
-		"Worker.send":       {"notify", "reply"},
-	}
-	named := make(map[string]bool)
-	inspect := func(fn *ast.FuncDecl, n ast.Node) {
-		if id, ok := n.(*ast.Ident); ok && h.info.Uses[id] != nil {
-			object := h.info.Uses[id]
-			name := h.ownerOf(object) + "." + object.Name()
-			named[name] = true
-			if functions := allowed[name]; functions != nil && !slices.Contains(functions, fn.Name.Name) {
-				t.Errorf("%s names %s: only %v may", fn.Name.Name, name, functions)
-			}
-		}
-		call, ok := n.(*ast.CallExpr)
-		if !ok || fn.Name.Name == "startCall" {
-			return
-		}
-		encoder, _ := call.Fun.(*ast.Ident)
-		if encoder == nil || encoder.Name != "encodeRequest" {
-			return
-		}
-		if id, ok := call.Args[0].(*ast.Ident); !ok || id.Name != "nil" {
-			t.Errorf("%s makes a request to a module", fn.Name.Name)
-		}
-	}
-	for name, file := range h.files {
-		for _, decl := range file.Decls {
-			fn, ok := decl.(*ast.FuncDecl)
-			if !ok || layerOf(name) != layerOf("worker.go") {
-				continue
-			}
-			if name == "pool.go" {
-				checkLastCheck(t, fn)
-			}
-			ast.Inspect(fn, func(n ast.Node) bool {
-				inspect(fn, n)
-				return true
+			synctest.Test(t, func(t *testing.T) {
+				w := testWorker("a", tt.owner)
+				defer w.cancel()
+				start := func(caller Caller) *call {
+					c := w.newCall(caller)
+					must(t, w.startCall(c, "tools/call", nil))
+					return c
+				}
+				asked := func(params string) string {
+					var caller Caller
+					var err error
+					w.update(func(s *workerState) {
+						caller, _, err = w.target(s, members(json.RawMessage(params)))
+					})
+					if err != nil {
+						return err.Error()
+					}
+					return caller.Session
+				}
+				naming := func(c *call) string {
+					return fmt.Sprintf(`{"_meta":{%q:%s}}`, metaCall, c.id)
+				}
+				if tt.cancelled != nil {
+					c := start(*tt.cancelled)
+					w.endCall(c, errCancelled)
+					check(t, "asked for the cancelled call", asked(naming(c)),
+						errNotInCall.Message)
+				}
+				for _, caller := range tt.calls {
+					c := start(caller)
+					if c.ofClient() {
+						check(t, "asked for a call by its name", asked(naming(c)),
+							caller.Session)
+					}
+				}
+				check(t, "asked", asked(""), tt.want)
+				pass(time.Hour)
+				check(t, "asked later", asked(""), tt.want)
 			})
-		}
-	}
-	for name := range allowed {
-		check(t, name+" is used", named[name], true)
-	}
-}
-
-// checkLastCheck checks that each statement of the pool that makes a request follows the last
-// check of the claim.
-func checkLastCheck(t *testing.T, fn *ast.FuncDecl) {
-	t.Helper()
-	calls := func(n ast.Node, name string) (found bool) {
-		ast.Inspect(n, func(n ast.Node) bool {
-			if call, ok := n.(*ast.CallExpr); ok {
-				method, _ := call.Fun.(*ast.SelectorExpr)
-				function, _ := call.Fun.(*ast.Ident)
-				found = found || method != nil && method.Sel.Name == name || function != nil && function.Name == name
-			}
-			return true
 		})
-		return found
-	}
-	for i, statement := range fn.Body.List {
-		if !calls(statement, "request") && !calls(statement, "listen") {
-			continue
-		}
-		if i == 0 || !calls(fn.Body.List[i-1], "lastCheck") {
-			t.Errorf("%s makes a request without a check of the claim right before", fn.Name.Name)
-		}
 	}
 }
 
-// writeCertificate writes the files cert and key into dir.
-func writeCertificate(t *testing.T, dir string, serial int64) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	is := &x509.Certificate{SerialNumber: big.NewInt(serial)}
-	cert, _ := x509.CreateCertificate(rand.Reader, is, is, key.Public(), key)
-	raw, _ := x509.MarshalPKCS8PrivateKey(key)
-	write(t, dir+"/cert", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})))
-	write(t, dir+"/key", string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})))
-}
-
-// A renewed certificate is used without a restart. While its files do not match, the
-// previous one is.
-func TestCertificateIsReadAgain(t *testing.T) {
+// usher ends a process that does not confirm a cancellation in time, unless it is a hosted
+// server's.
+func TestBlockedProcessIsEnded(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	flags := &serveFlags{addr: "127.0.0.1:0", tlsCert: dir + "/cert", tlsKey: dir + "/key"}
-	d := &daemon{flags: flags, log: slog.New(slog.DiscardHandler)}
-	writeCertificate(t, dir, 1)
-	_, err := d.listen()
-	must(t, err)
-	defer d.listener.Close()
-	wantSerial := func(want int64) {
-		t.Helper()
-		var accepting sync.WaitGroup
-		accepting.Go(func() {
-			conn, _ := d.listener.Accept()
-			conn.(*tls.Conn).Handshake()
-			conn.Close()
-		})
-		config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}}
-		conn, err := tls.Dial("tcp", d.listener.Addr().String(), config)
-		must(t, err)
-		state := conn.ConnectionState()
-		check(t, "serial number", state.PeerCertificates[0].SerialNumber.Int64(), want)
-		check(t, "the protocol, of h2 and http/1.1", state.NegotiatedProtocol, "http/1.1")
-		conn.Close()
-		accepting.Wait()
-	}
-	wantSerial(1)
-	writeCertificate(t, dir, 2)
-	wantSerial(2)
-	write(t, dir+"/key", "half a key")
-	wantSerial(2)
-	writeCertificate(t, dir, 3)
-	wantSerial(3)
-}
-
-// The reason that clients see is about the module's file, and contains no absolute path.
-func TestFaultLine(t *testing.T) {
-	for details, want := range map[string]string{
-		"m.usher.py:3: SyntaxError":                 ": m.usher.py:3: SyntaxError",
-		"warning\nm.usher.py:3: a/b is no module":   ": m.usher.py:3: a/b is no module",
-		"m.usher.py:3: can't read /home/ada/x":      ": see usher modules",
-		`m.usher.py:3: can't read "C:\Users\ada\x"`: ": see usher modules",
-		"/home/ada/m.usher.py:3: SyntaxError":       ": see usher modules",
-		"other.py:3: SyntaxError":                   ": see usher modules",
+	for _, tt := range []struct {
+		name        string
+		shim, sends bool
+		alive       bool
+	}{
+		{"a shim that confirms", true, true, true},
+		{"a shim that does not", true, false, false},
+		{"a hosted server", false, false, true},
 	} {
-		check(t, details, faultLine(processFault("m", "crashed", details), "m.usher.py"), want)
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := testWorker("a", nil)
+				w.confirms = tt.shim
+				w.update(func(s *workerState) { s.ready = true })
+				context.AfterFunc(w.ctx, func() { w.finish("killed") })
+				errs := make(chan error, 1)
+				go func() {
+					_, err := w.request(t.Context(), Caller{Session: "other"},
+						"tools/call", nil, 0, nil)
+					errs <- err
+				}()
+				synctest.Wait()
+				_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call",
+					nil, time.Second, nil)
+				check(t, "a call times out", errors.Is(err, errTimeout), true)
+				if tt.sends {
+					w.handle(&Message{
+						Method: cancelConfirmed,
+						Params: object{{"requestId", json.RawMessage("2")}},
+					})
+				}
+				pass(cancelTimeout - time.Nanosecond)
+				check(t, "the process is alive before", w.alive(), true)
+				pass(time.Nanosecond)
+				synctest.Wait()
+				check(t, "the process is alive", w.alive(), tt.alive)
+				want := "was stopped because a cancelled call blocked it"
+				if tt.alive {
+					want = "was stopped during the call"
+				}
+				w.stop()
+				checkContains(t, "the other call", fmt.Sprint(<-errs), want)
+			})
+		})
 	}
-	check(t, "another error", faultLine(errTimeout, "m.usher.py"), "")
 }

@@ -120,7 +120,7 @@ const memory = [
   ['memory_read_graph', {}, structured({ entities: [], relations: [] })],
 ];
 
-// The Go module that real_test.go writes.
+// The Go module that mcp_real_test.go writes.
 const module = [
   ['loud_shout', { Text: 'land ahoy' }, text('LAND AHOY')],
   ['loud_shout', {}, failed('"Text" is required')],

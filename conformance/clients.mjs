@@ -5,7 +5,7 @@
 //   node clients.mjs --workspace DIR --files DIR --url URL [--sse]
 //   node clients.mjs --workspace DIR --files DIR -- usher stdio …
 //
-// It edits the workspace. real_test.go writes the workspace's files.
+// It edits the workspace. mcp_real_test.go writes the workspace's files.
 
 import assert from 'node:assert/strict';
 import { appendFile, readFile, writeFile } from 'node:fs/promises';

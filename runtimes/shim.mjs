@@ -7,8 +7,8 @@
 // from the returned value.
 //
 // In reading order: the pipes, the protocol, calls, results, loading the file, finding
-// its methods, and reading its source: a scanner that accepts any text finds comments
-// and types.
+// its methods, and reading their comments and types. V8 has parsed the file by then: the
+// text of a function is a slice of it.
 
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { spawnSync } from 'node:child_process'
@@ -17,17 +17,15 @@ import module from 'node:module'
 import net from 'node:net'
 import path from 'node:path'
 import { Readable } from 'node:stream'
-import { pathToFileURL } from 'node:url'
+import { fileURLToPath, pathToFileURL } from 'node:url'
 import { inspect } from 'node:util'
-
-const LEVELS = 'debug info notice warning error critical alert emergency'.split(' ')
 
 const { writeSync } = fs // the module may replace it
 const { stringify } = JSON
 const file = path.resolve(process.argv[2])
 const base = path.basename(file)
 const name = base.split('.usher')[0]
-const text = fs.readFileSync(file, 'utf8')
+const text = fs.readFileSync(file, 'utf8').replace('\uFEFF', '')
 process.argv.splice(2) // the module must not see usher's argument
 
 const pipes = takeStdio()
@@ -94,10 +92,7 @@ const asks = new Map()
 let asked = 0
 // current has the call that the running code belongs to.
 const current = new AsyncLocalStorage()
-// methods has the methods by name. It is null while the file is loading.
-let methods = null
-// waiting has the lines that came while the file was loading.
-const waiting = []
+let methods // by name
 // parts has the beginning of an incomplete line.
 let parts = []
 let about = '' // the module's description
@@ -123,18 +118,13 @@ function onData(chunk) {
   parts.push(chunk)
 }
 
-// onEnd ends the process, as nobody waits for an answer any more. It handles the lines
-// before the end first: a person may have piped some in.
-async function onEnd() {
-  await loading
+// onEnd ends the process, as nobody waits for an answer any more. It lets the calls begin
+// whose lines came just before: a person may have piped them in.
+function onEnd() {
   setImmediate(() => process.exit(0))
 }
 
 function receive(line) {
-  if (!methods) {
-    waiting.push(line)
-    return
-  }
   const { id, method, params, ...answer } = JSON.parse(line)
   if (method === 'notifications/cancelled') {
     calls.get(params.requestId)?.cancel()
@@ -146,6 +136,7 @@ function receive(line) {
   } else if (id !== undefined) {
     const error = { code: -32601, message: `unknown method or tool in ${method}` }
     const result = reply(method, params)
+    reportFiles()
     send(result ? { id, result } : { id, error })
   }
 }
@@ -216,6 +207,7 @@ class Call {
   settle(result) {
     if (this.ended) return
     this.end()
+    reportFiles()
     write(`{"jsonrpc":"2.0","id":${stringify(this.id)},"result":${result}}`)
   }
 
@@ -252,21 +244,15 @@ class Call {
 
   // ask sends a request to the client, and waits for the answer or the end of the call.
   async ask({ ask: method, params = {} }) {
+    if (kind(params) !== 'object') throw new TypeError('ask: params must be an object')
     const id = `ask-${++asked}`
-    try {
-      params = JSON.parse(toJSON(params))
-      if (kind(params) !== 'object') throw new TypeError(`it is ${kind(params)}`)
-    } catch (err) {
-      const problem = 'ask: params must be an object that can be written as JSON'
-      throw new TypeError(`${problem}: ${messageOf(err)}`)
-    }
     // This tells usher which call, and so which client, the request belongs to.
-    params._meta = { ...params._meta, 'usher/call': this.id }
+    const _meta = { ...params._meta, 'usher/call': this.id }
+    write(toJSON({ jsonrpc: '2.0', id, method, params: { ...params, _meta } }))
     const answer = new Promise(resolve => {
       asks.set(id, resolve)
       this.stopAsking = resolve
     })
-    send({ id, method: String(method), params })
     const { error, result } = (await answer) ?? {}
     asks.delete(id)
     if (error) throw new Error(error.message)
@@ -275,20 +261,18 @@ class Call {
 
   progress({ progress, total, message }) {
     if (this.token === undefined || !Number.isFinite(progress)) return
-    const params = { progressToken: this.token, progress }
-    if (Number.isFinite(total)) params.total = total
-    if (message) params.message = String(message)
+    const params = { progressToken: this.token, progress, total, message }
     send({ method: 'notifications/progress', params })
   }
 
-  message({ log: data, level }) {
+  message({ log: data, level = 'info' }) {
     try {
       data = JSON.parse(toJSON(data) ?? 'null')
     } catch {
       data = inspect(data)
     }
     const params = {
-      level: LEVELS.includes(level) ? level : 'info',
+      level,
       logger: name,
       data,
       _meta: { 'usher/call': this.id },
@@ -363,36 +347,39 @@ function kind(value) {
 
 // ---- Loading the file
 
-// load runs the file and returns its methods by name.
-async function load() {
-  const typed = base.endsWith('ts')
-  if (!module.register) refuse(`usher's modules need Node.js 20.6 or newer`)
-  const strips = process.features.typescript // how Node itself does it, or false
-  if (typed && !strips && !module.stripTypeScriptTypes) {
-    refuse('TypeScript needs Node.js 22.13 or newer')
-  }
+// files has the paths of files that the module has loaded, except packages, and that usher
+// does not know yet.
+const files = new Set()
 
-  const source = new Source(text)
-  safely(() => source.read())
-  const type = /\.m[jt]s$/.test(base) ? 'module' : packageType(path.dirname(file))
-  const isModule = type === 'module' || (type !== 'commonjs' && source.isModule)
-  const url = pathToFileURL(file).href
-  const format = isModule ? 'module' : 'commonjs'
-  // Older versions of Node need help with types, or with export in a .js file.
-  if (typed ? !strips : isModule && type !== 'module') addLoadHook({ url, format, typed })
-  const loaded = await import(url)
-  about = source.about
-  return findMethods(loaded, isModule, source)
+// watchFiles collects in files what is imported or required from now on, once each. It
+// needs Node.js 22.15.
+function watchFiles() {
+  const seen = new Set([pathToFileURL(file).href])
+  module.registerHooks?.({
+    load(url, context, next) {
+      if (url.startsWith('file:') && !url.includes('/node_modules/') && !seen.has(url)) {
+        seen.add(url)
+        files.add(fileURLToPath(url))
+      }
+      return next(url, context)
+    },
+  })
 }
 
-// safely returns the result of f, or logs that it failed. If the source can't be read,
-// because it's nested too deeply, say, the methods only lose their documentation.
-function safely(f) {
-  try {
-    return f()
-  } catch (err) {
-    log(`reading ${base}: ${messageOf(err)}`)
-  }
+// reportFiles tells usher about files.
+function reportFiles() {
+  if (files.size === 0) return
+  send({ method: 'usher/parts', params: { paths: [...files] } })
+  files.clear()
+}
+
+// load runs the file and returns its methods by name.
+async function load() {
+  const { require_module: recent, typescript } = process.features
+  if (!recent) refuse('JavaScript needs Node.js 20.19 or newer, or 22.12')
+  if (base.endsWith('ts') && !typescript) refuse('TypeScript needs Node.js 22.18 or newer')
+  watchFiles()
+  return findMethods(await import(pathToFileURL(file).href))
 }
 
 // refuse ends the process with one line for the user.
@@ -401,48 +388,12 @@ function refuse(need) {
   process.exit(1)
 }
 
-// packageType returns the type in the package.json that Node would use.
-function packageType(dir) {
-  try {
-    return JSON.parse(fs.readFileSync(path.join(dir, 'package.json'), 'utf8')).type
-  } catch (err) {
-    const parent = path.dirname(dir)
-    if (err.code !== 'ENOENT' || parent === dir) return undefined
-    return packageType(parent)
-  }
-}
-
-// addLoadHook makes Node load the main file in a format and, if that file is typed, strip the
-// types of all files.
-function addLoadHook(main) {
-  if (module.registerHooks) {
-    module.registerHooks({ load: (...args) => loadHook(main, ...args) })
-    return
-  }
-  // Older versions run hooks in another thread, which gets the source of the hook.
-  const hook = `import fs from 'node:fs'
-    import module from 'node:module'
-    ${loadHook}
-    export const load = async (...args) => loadHook(${stringify(main)}, ...args)`
-  module.register('data:text/javascript,' + encodeURIComponent(hook))
-}
-
-function loadHook(main, url, context, next) {
-  const format = url === main.url ? main.format : context.format
-  if (!main.typed || !/^file:.*[.][mc]?ts$/.test(url)) return next(url, { ...context, format })
-  const source = module.stripTypeScriptTypes(fs.readFileSync(new URL(url), 'utf8'))
-  const usual = url.endsWith('.cts') ? 'commonjs' : 'module'
-  return { format: format ?? usual, source, shortCircuit: true }
-}
-
 // loadFailure returns why the file could not be loaded, on one line that begins with
 // the file and the line number, as those of compilers do.
 function loadFailure(err) {
   const stack = String(err?.stack ?? '')
-  // Before version 22.18, Node draws the place of an error in types.
-  const message = messageOf(err).split('\n')[0].replace(/^ +x /, '')
-  const drawn = /,-\[(\d+):/.exec(stack)?.[1]
-  let line = placeIn(stack, file) ?? placeIn(stack, pathToFileURL(file).href) ?? drawn
+  const message = messageOf(err).split('\n')[0]
+  let line = placeIn(stack, file) ?? placeIn(stack, pathToFileURL(file).href)
   let elsewhere = ''
   // The stack of a syntax error begins with the broken file, here an imported one.
   const imported = /^(?:file:\/\/)?(\/.*|[A-Z]:.*):(\d+)\n/.exec(stack)
@@ -467,14 +418,9 @@ function loadFailure(err) {
 // syntaxErrorLine asks another Node for the line of a syntax error in the file. That
 // Node runs nothing of the file. The error itself doesn't contain the line.
 function syntaxErrorLine() {
-  try {
-    const input = base.endsWith('ts') ? module.stripTypeScriptTypes(text) : text
-    const args = ['--no-warnings', '--input-type=module', '--check']
-    const checked = spawnSync(process.execPath, args, { input, encoding: 'utf8' })
-    return placeIn(checked.stderr, '[stdin]')
-  } catch {
-    return undefined
-  }
+  const args = ['--no-warnings', '--input-type=module', '--check']
+  const options = { input: withoutTypes(), encoding: 'utf8' }
+  return placeIn(String(spawnSync(process.execPath, args, options).stderr), '[stdin]')
 }
 
 // placeIn returns the number after the first "place:" in text.
@@ -486,55 +432,40 @@ function placeIn(text, place) {
 // ---- Finding the methods
 
 // findMethods returns the methods that the module exports, by name, in the order of the
-// source.
-function findMethods(loaded, isModule, source) {
+// source. The default export of a CommonJS module is module.exports.
+function findMethods({ default: whole, 'module.exports': _, ...named }) {
+  const source = new Source()
   const found = new Map()
 
-  function add(name, run, holder, entry) {
-    if (typeof run !== 'function' || isClass(run) || found.has(name)) return
-    if (name === '' || name.startsWith('_') || entry?.hidden) return
+  function add(name, run, holder, from) {
+    if (typeof run !== 'function' || isClass(run)) return
+    if (name.startsWith('_') || found.has(name)) return
+    const place = source.locate(name, run, from)
+    if (place.hidden) return
     if (run.length > 1) addPositional(name)
-    const known = entry && source.resolve(entry)
-    const plain = { name, inputSchema: { type: 'object' } }
-    const tool = safely(() => source.tool(name, known)) ?? plain
-    found.set(name, { at: known?.at ?? Number.MAX_VALUE, run, holder, tool })
+    found.set(name, { run, holder, tool: source.tool(name, place), ...place })
   }
 
-  // addWhole adds the methods of a value that is exported as a whole: a class, an
-  // object with functions, or a function.
-  function addWhole(whole, entry) {
-    const { members, doc } = entry ? source.resolve(entry) : {}
-    if (isClass(whole)) {
-      const object = new whole()
-      const properties = Object.getOwnPropertyDescriptors(whole.prototype)
-      delete properties.constructor
-      for (const [name, { value }] of Object.entries(properties)) {
-        add(name, value, object, members?.get(name))
-      }
-      about ||= doc ?? ''
-    } else if (typeof whole === 'function') {
-      if (whole.name && whole.name !== 'default') {
-        add(whole.name, whole, undefined, entry)
-      } else {
-        problems.add('the default export is a function without a name: give it one')
-      }
-    } else if (kind(whole) === 'object') {
-      for (const name of Object.keys(whole)) {
-        add(name, whole[name], whole, members?.get(name) ?? source.declaration(name))
-      }
-    }
+  let classDoc = ''
+  if (isClass(whole)) {
+    const object = new whole()
+    const { at, doc } = source.locate(whole.name, whole)
+    classDoc = doc
+    const { constructor, ...members } = Object.getOwnPropertyDescriptors(whole.prototype)
+    for (const name of Object.keys(members)) add(name, members[name].value, object, at)
+  } else if (typeof whole === 'function') {
+    if (whole.name && whole.name !== 'default') add(whole.name, whole)
+    else problems.add('the default export is a function without a name: give it one')
+  } else if (kind(whole) === 'object') {
+    for (const name of Object.keys(whole)) add(name, whole[name], whole)
   }
+  for (const name of Object.keys(named)) add(name, named[name])
 
-  if (isModule) {
-    const { default: whole, ...named } = loaded
-    for (const [name, value] of Object.entries(named)) {
-      add(name, value, undefined, source.declaration(name))
-    }
-    addWhole(whole, source.exported.get('default'))
-  } else {
-    addWhole(loaded.default, source.exported.get('module.exports'))
-  }
-  return new Map([...found].sort(([, a], [, b]) => a.at - b.at))
+  const sorted = [...found].sort(([, a], [, b]) => a.start - b.start)
+  const first = source.firstComment()
+  const ofMethod = sorted.some(([, method]) => method.doc === first)
+  about = ofMethod || !first ? classDoc : first
+  return new Map(sorted)
 }
 
 // addPositional adds the problem of a function that can't work as a method.
@@ -543,422 +474,170 @@ function addPositional(name) {
 }
 
 function isClass(f) {
-  return typeof f === 'function' && /^class\b/.test(Function.prototype.toString.call(f))
+  return typeof f === 'function' && /^class\b/.test(textOf(f))
 }
 
-// ---- Reading the source
+// textOf returns the text of a function, which is a slice of its file without types.
+function textOf(f) {
+  return Function.prototype.toString.call(f)
+}
+
+// ---- Reading comments and types
 
 const MISSING = Symbol('marks the schema of a type that includes undefined')
-const MODIFIER = /^(static|async|get|set|public|private|protected|override|\*)$/
 const PLAIN_TYPE = /^(string|number|boolean|object|null)$/
-const TYPE_OPERATOR = /^(keyof|typeof|unique|infer|asserts|abstract|new)$/
 const DIRECTIVE = /^\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference)/
-const BEFORE_REGEX =
-  /^(return|typeof|case|in|of|delete|void|throw|new|do|else|yield|await|instanceof|default)$/
-const REGEX = /\/(?:[^\\/[\n]|\\.|\[(?:[^\\\]\n]|\\.)*\])+\/\w*/y
-// TOKENS matches tokens other than strings, templates and regular expressions, by kind.
-const TOKENS = {
-  number: /\.?\d(?:[eE][+-]|[\w.])*/y,
-  name: /[\p{ID_Start}$_#\\@][\p{ID_Continue}$\u200c\u200d\\]*/uy,
-  mark: /=>|\.\.\.|\?\.(?!\d)|\+\+|--|[=!]==?|[^]/y,
-}
-// QUOTED matches the rest of a string or template, by its quote.
-const QUOTED = {
-  "'": /(?:[^\\'\n]+|\\[^])*'?/y,
-  '"': /(?:[^\\"\n]+|\\[^])*"?/y,
-  '`': /(?:[^\\`$]+|\\[^]|\$(?!\{))*`?/y,
-}
-const BRACKETS = { ')': '(', ']': '[', '}': '{' }
+const COMMENTS = /\s*(\/\*[^]*?\*\/|\/\/.*)/gy
+// LINE_COMMENT matches the comment at the end of a line, or before a separator.
+const LINE_COMMENT = /[^\S\n]*[;,]?[^\S\n]*(\/\/.*|\/\*.*?\*\/)[^\S\n]*(?=[;,})\n])/y
+// TYPE_NAME matches the beginning of an alias or an interface, up to its name.
+const TYPE_NAME =
+  /(?:^|;)[ \t]*(?:export\s+)?(?:declare\s+)?(?:type|interface)\s+([\p{ID_Continue}$]+)/gmu
+const SPACE = /(?:\s+|\/\/.*|\/\*[^]*?(?:\*\/|$))*/y
+const NUMBER = /\.?\d[\w.]*/
+const NAME = /[\p{ID_Continue}$]+/u
+const STRING = /'(?:[^\\'\n]|\\[^])*'|"(?:[^\\"\n]|\\[^])*"/
+const TEMPLATE = /`(?:[^\\`$]|\\[^]|\$(?!\{)|\$\{(?:'.*?'|".*?"|[^}])*\})*`/
+// TOKEN matches one of these or a mark, and nothing at the end of the text.
+const TOKEN = new RegExp(
+  [NUMBER, NAME, STRING, TEMPLATE, /=>|\.\.\.|[^]|$/].map(kind => kind.source).join('|'),
+  'uy',
+)
 
-// A Source is a text of JavaScript or TypeScript as tokens, with what can be told from
-// them. Invalid code yields less, and never an error.
+// withoutTypes returns the file's text without types, as Node runs it.
+function withoutTypes() {
+  try {
+    return base.endsWith('ts') ? module.stripTypeScriptTypes(text) : text
+  } catch {
+    return '' // An option makes Node transform the file.
+  }
+}
+
+// A Source reads the comments and types of the file. From code that it can't read, it
+// tells less, without an error.
 class Source {
-  // Objects with kind (number, name, mark, string, template, regex), text, start, end.
-  tokens = []
-  // The index of the closing bracket, by that of the opening one.
-  close = []
-  // Lists of comments, by the index of the token that follows.
-  comments = new Map()
-  // Aliases and interfaces by name: at, doc, generic, extends.
-  types = new Map()
-  // Functions, classes and values by name: at, doc; params, members or alias.
-  local = new Map()
-  exported = new Map()
-  isModule = false
-  about = ''
+  text = text
+  // The text without types. Node blanks them, so offsets are the same as in the text.
+  js = withoutTypes()
+  types = new Map() // aliases and interfaces by name: where the name ends, and the comment
+  pos = 0 // where reading continues
 
-  constructor(text) {
-    this.text = text
-    this.scan(text.startsWith('#!') ? this.find('\n', 0) : 0)
-  }
-
-  // scan splits the text after a position into tokens. Between ${ and }, a template
-  // contains tokens in brackets like any other.
-  scan(from) {
-    this.at = from
-    this.unclosed = []
-    while (this.at < this.text.length) this.scanToken()
-    for (const open of this.unclosed) this.close[open] = this.tokens.length
-  }
-
-  scanToken() {
-    const { at, close, text, tokens, unclosed } = this
-    const char = text[at]
-    const pair = text.slice(at, at + 2)
-    if (/\s/.test(char)) {
-      this.at++
-    } else if (pair === '//') {
-      this.addComment(this.find('\n', at))
-    } else if (pair === '/*') {
-      this.addComment(this.find('*/', at + 2) + 2)
-    } else if (QUOTED[char]) {
-      this.addQuoted(char, at + 1)
-    } else if (char === '}' && tokens[unclosed.at(-1)]?.text === '${') {
-      close[unclosed.pop()] = tokens.length
-      this.addToken('mark', at + 1)
-      this.addQuoted('`', at + 1)
-    } else if (char === '/' && this.regexMayStart() && endOf(REGEX, text, at)) {
-      this.addToken('regex', REGEX.lastIndex)
-    } else {
-      if ('([{'.includes(char)) unclosed.push(tokens.length)
-      if (BRACKETS[char]) {
-        // Brackets between the two were never closed.
-        const opening = unclosed.findLastIndex(o => tokens[o].text === BRACKETS[char])
-        const ended = opening < 0 ? [] : unclosed.splice(opening)
-        for (const open of ended) close[open] = tokens.length
-      }
-      const kind = Object.keys(TOKENS).find(kind => endOf(TOKENS[kind], text, at))
-      this.addToken(kind, TOKENS[kind].lastIndex)
+  constructor() {
+    for (const { 0: match, 1: name, index } of text.matchAll(TYPE_NAME)) {
+      const at = index + match.length
+      if (this.js.slice(at - name.length, at).trim() !== '') continue // not a type
+      this.types.set(name, { at, doc: flat(this.docAbove(index)) })
     }
   }
 
-  // addToken adds the token from this.at to end.
-  addToken(kind, end) {
-    const start = this.at
-    this.tokens.push({ kind, text: this.text.slice(start, end), start, end })
-    this.at = end
-  }
+  // ---- Functions and their comments
 
-  addComment(end) {
-    const start = this.at
-    const next = this.tokens.length
-    if (!this.comments.has(next)) this.comments.set(next, [])
-    const text = this.text.slice(start, end).trimEnd()
-    this.comments.get(next).push({ text, start, end })
-    this.at = end
-  }
-
-  // addQuoted adds a string, or the part of a template up to ${.
-  addQuoted(quote, from) {
-    const end = endOf(QUOTED[quote], this.text, from)
-    this.addToken(quote === '`' ? 'template' : 'string', end)
-    if (quote === '`' && this.text.startsWith('${', end)) {
-      this.unclosed.push(this.tokens.length)
-      this.addToken('mark', end + 2)
+  // locate finds a function, whose text comes after an offset. It returns where its text
+  // and its declaration begin, and what is known from these.
+  locate(name, f, from) {
+    const own = textOf(f)
+    const first = this.js.indexOf(own, from)
+    // Functions may have the same text. Then their names tell them apart.
+    for (let at = first; at >= 0; at = this.js.indexOf(own, at + 1)) {
+      const start = this.lineOf(at)
+      const header = this.js.slice(start, at) + /^[^(=]*/.exec(own)[0]
+      const words = header.match(/[\p{ID_Continue}$-]+/gu) ?? []
+      if (words.includes(name) || words.includes(f.name)) return this.place(own, at, start)
     }
+    // Another function has made this one. Its comment is where it gets its name.
+    return this.place(own, first, this.assignment(name))
   }
 
-  // regexMayStart reports whether a / at this point starts a regular expression. If
-  // not, it divides.
-  regexMayStart() {
-    const last = this.tokens.at(-1)
-    const before = this.tokens.at(-2)
-    if (!last) return true
-    if (last.kind === 'name') {
-      return BEFORE_REGEX.test(last.text) && before?.text !== '.'
+  // place returns what locate does, for a function whose text begins at one offset, and
+  // whose declaration at another. Both are -1 if they were not found.
+  place(own, at, start) {
+    const arrow = /^(?:async\s+)?(?=[\p{ID_Continue}$]+\s*=>)/u.exec(own)
+    let params = at + (arrow ? arrow[0].length : own.indexOf('(') + 1)
+    if (at < 0) params = undefined
+    if (start < 0) return { at, params, doc: '', start: Number.MAX_VALUE }
+
+    const hidden = /\b(private|protected)\s[\s\w]*$/.test(text.slice(start, Math.max(at, 0)))
+    // What Node has blanked above a function may be an overload: it says what callers see.
+    const end = this.js.slice(0, start).trimEnd().length
+    const blanked = text.slice(end, start)
+    if (/^\s*((export|default|async)\s+)*function\b/.test(blanked)) {
+      start = end + blanked.search(/\S/)
+      params = text.indexOf('(', start) + 1
     }
-    if (last.kind !== 'mark' || last.text === ']') return false
-    if (last.text === ')') {
-      const open = this.close.lastIndexOf(this.tokens.length - 1)
-      return /^(if|while|for)$/.test(this.tokens[open - 1]?.text)
-    }
-    if (last.text === '}') return this.text.slice(last.end, this.at).includes('\n')
-    // In a++ / b, and in a! / b of TypeScript, it divides.
-    const postfix = /^(\+\+|--|!)$/.test(last.text)
-    return !postfix || !(before?.kind === 'name' || before?.text === ')')
+    return { at, params, hidden, start, doc: this.docAbove(start) }
   }
 
-  find(what, from) {
-    const at = this.text.indexOf(what, from)
-    return at < 0 ? this.text.length : at
+  // lineOf returns where the line with a declaration begins, or its part of this line. A
+  // line that ends with one of =:( belongs to the next one.
+  lineOf(at) {
+    const before = this.js.slice(0, at)
+    const ends = [...'\n;{},/'].map(mark => before.lastIndexOf(mark))
+    const start = Math.max(...ends) + 1
+    const above = before.slice(0, start).trimEnd()
+    return /^[=:(]/.test(above.at(-1)) ? this.lineOf(above.length) : start
   }
 
-  is(i, ...texts) {
-    return this.tokens[i]?.kind !== 'string' && texts.includes(this.tokens[i]?.text)
+  // assignment returns where a name gets its value, -1 if it's not found.
+  assignment(name) {
+    const escaped = name.replace(/[^\w]/g, '\\$&')
+    const before = '(?:^|\\b(?:const|let|var)\\s|\\bexports\\.)[ \\t]*'
+    const match = new RegExp(`${before}${escaped}\\s*[=:]`, 'm').exec(this.js)
+    return match ? this.lineOf(match.index) : -1
   }
 
-  isName(i) {
-    return this.tokens[i]?.kind === 'name'
-  }
-
-  // skip returns the index after a token, or after the bracket that closes it.
-  skip(i) {
-    return (this.close[i] ?? i) + 1
-  }
-
-  // skipAngles returns the index after the type parameters at i, i if there are none.
-  skipAngles(i) {
-    let depth = 0
-    for (let k = i; this.is(i, '<') && k < this.tokens.length; k = this.skip(k)) {
-      if (this.is(k, ';')) break
-      if (this.is(k, '<')) depth++
-      if (this.is(k, '>')) depth--
-      if (depth === 0) return k + 1
-    }
-    return i
-  }
-
-  // newLine reports whether a token is the first on its line.
-  newLine(i) {
-    const { start } = this.tokens[i] ?? {}
-    return this.text.slice(this.tokens[i - 1]?.end ?? 0, start).includes('\n')
-  }
-
-  // key returns the name of a property, undefined if the token is none.
-  key(i) {
-    const { kind, text } = this.tokens[i] ?? {}
-    if (kind === 'string') return text.slice(1, -1).replace(/\\(.)/g, '$1')
-    return kind === 'name' || kind === 'number' ? text : undefined
-  }
-
-  // ---- Comments
-
-  // docAbove returns the text of the comment directly above a token: /** ... */, or
+  // docAbove returns the text of the comment directly above an offset: /** ... */, or
   // lines of //. It ignores directives to linters and compilers.
-  docAbove(i) {
+  docAbove(at) {
     const lines = []
-    let below = this.tokens[i]?.start
-    for (const { text, start, end } of (this.comments.get(i) ?? []).toReversed()) {
-      const gap = this.text.slice(end, below)
-      const before = this.text.slice(this.text.lastIndexOf('\n', start) + 1, start)
+    for (;;) {
+      const above = this.text.slice(0, at).trimEnd()
+      const gap = this.text.slice(above.length, at)
+      const isBlock = above.endsWith('*/')
+      at = isBlock ? above.lastIndexOf('/*') : above.lastIndexOf('\n') + 1
+      const comment = above.slice(at).trim()
+      const before = above.slice(above.lastIndexOf('\n', at - 1) + 1, at)
       if (/\n\s*\n/.test(gap) || (gap.includes('\n') && before.trim() !== '')) break
-      below = start
-      if (DIRECTIVE.test(text)) continue
-      const block = text.startsWith('/*')
-      if (block && (lines.length > 0 || !text.startsWith('/**'))) break
-      lines.unshift(clean(text))
-      if (block) break
+      if (DIRECTIVE.test(comment)) continue
+      if (!comment.startsWith(isBlock ? '/**' : '//')) break
+      if (isBlock && lines.length > 0) break
+      lines.unshift(clean(comment))
+      if (isBlock) break
     }
     return lines.join('\n').trim()
   }
 
-  // lineComment returns the text of the comment at the end of a line, before or after
-  // the separator at i.
-  lineComment(i) {
-    const { end } = this.tokens[i - 1] ?? {}
-    for (const k of this.is(i, ';', ',') ? [i, i + 1] : [i]) {
-      const last = !this.tokens[k] || this.is(k, ';', ',', '}', ')')
-      for (const comment of this.comments.get(k) ?? []) {
-        const sameLine = !this.text.slice(end, comment.start).includes('\n')
-        const after = this.text.slice(comment.end, this.tokens[k]?.start)
-        if (sameLine && (last || after.includes('\n'))) return clean(comment.text)
-      }
-    }
-    return ''
-  }
-
-  // ---- Declarations
-
-  // read finds what the top level of the file declares and exports.
-  read() {
-    let i = 0
-    while (i < this.tokens.length) {
-      const next = this.is(i - 1, '.', '?.') ? i : this.statement(i)
-      i = next > i ? next : this.skip(i)
-    }
-    this.about = this.firstComment()
-  }
-
   // firstComment returns the comment at the beginning of the file, unless it documents
-  // a function.
+  // a function that is no method.
   firstComment() {
-    let first = 0 // the first token after 'use strict'
-    while (this.tokens[first]?.kind === 'string' || this.is(first, ';')) first++
+    const start = /^(#!.*)?\s*(['"]use strict['"];?)?/.exec(text)[0].length
     const lines = []
-    let end
-    const comments = [...this.comments].filter(([next]) => next <= first)
-    for (const comment of comments.flatMap(([, list]) => list)) {
-      if (DIRECTIVE.test(comment.text)) continue
-      const apart = /\n\s*\n/.test(this.text.slice(end, comment.start))
-      if (lines.length > 0 && apart) break
-      lines.push(clean(comment.text))
-      if (comment.text.startsWith('/*')) break
-      end = comment.end
+    let end = start
+    for (const [all, comment] of text.slice(start).matchAll(COMMENTS)) {
+      const gap = all.slice(0, -comment.length)
+      if (lines.length > 0 && /\n\s*\n/.test(gap)) break
+      end += all.length
+      if (DIRECTIVE.test(comment)) continue
+      lines.push(clean(comment))
+      if (comment.startsWith('/*')) break
     }
-    const text = lines.join('\n').trim()
-    const declared = [...this.local.values(), ...this.exported.values()]
-    const isFunction = declared.some(entry => entry.at === first && entry.params)
-    return isFunction && this.docAbove(first) === text ? '' : text
+    const isOfFunction = /^\s?\n(async )?function\b/.test(text.slice(end))
+    return isOfFunction ? '' : lines.join('\n').trim()
   }
 
-  // statement reads the declaration at a token, if there is one, and returns the index
-  // at which reading continues.
-  statement(start) {
-    const entry = { at: start, doc: this.docAbove(start) }
-    const exporting = this.is(start, 'export')
-    let i = exporting ? start + 1 : start
-    const maps = exporting ? [this.exported, this.local] : [this.local]
-    const declare = (name, targets) => {
-      for (const map of targets) {
-        if (name && !map.has(name)) map.set(name, entry)
-      }
-    }
-    const importing = this.is(i, 'import') && !this.is(i + 1, '(', '.')
-    if (exporting || importing) this.isModule = true
-    if (exporting && this.is(i, '{')) return this.exportList(i)
-    const whole = exporting && this.is(i, 'default')
-    if (whole) i++
-    while (this.is(i, 'declare', 'abstract') && this.isName(i + 1)) i++
-
-    const keyword = this.is(i, 'async') ? i + 1 : i
-    let next
-    if (this.is(keyword, 'function', 'class')) {
-      const at = this.is(keyword + 1, '*') ? keyword + 2 : keyword + 1
-      next = this.value(i, entry)
-      if (whole) this.exported.set('default', entry)
-      if (this.isName(at) && !this.is(at, 'extends')) {
-        declare(this.tokens[at].text, whole ? [this.local] : maps)
-      }
-    } else if (whole) {
-      next = this.value(i, entry)
-      declare('default', [this.exported])
-    } else if (this.is(i, 'const', 'let', 'var') && this.isName(i + 1)) {
-      next = this.is(i + 2, ':') ? this.skipType(i + 3) : i + 2
-      if (this.is(next, '=')) next = this.value(next + 1, entry)
-      declare(this.tokens[i + 1].text, maps)
-    } else if (this.is(i, 'type', 'interface') && this.isName(i + 1)) {
-      next = this.typeDeclaration(i, entry.doc)
-    } else {
-      const [at, name] = this.commonExport(i)
-      if (!this.is(at, '=')) return this.skip(i)
-      next = this.value(at + 1, entry)
-      declare(name, [this.exported])
-    }
-    return next
-  }
-
-  // commonExport reads exports.NAME, module.exports.NAME or module.exports. It returns
-  // the index after it and the name.
-  commonExport(i) {
-    if (this.is(i, 'module') && this.is(i + 1, '.')) i += 2
-    if (!this.is(i, 'exports')) return [-1]
-    if (this.is(i + 1, '.')) return [i + 3, this.key(i + 2)]
-    return [i + 1, 'module.exports']
-  }
-
-  exportList(open) {
-    const end = this.close[open]
-    for (let i = open + 1; i < end && !this.is(end + 1, 'from'); i++) {
-      const name = this.key(this.is(i + 1, 'as') ? i + 2 : i)
-      this.exported.set(name, { at: i, doc: '', alias: this.key(i) })
-      while (i < end && !this.is(i, ',')) i++
-    }
-    return end + 1
-  }
-
-  typeDeclaration(i, doc) {
-    const isAlias = this.is(i, 'type')
-    const after = this.skipAngles(i + 2)
-    const at = isAlias ? after + 1 : after
-    if (isAlias && !this.is(after, '=')) return i + 1
-    const generic = after > i + 2
-    const entry = { at, doc: flat(doc), generic, extends: !isAlias }
-    this.types.set(this.tokens[i + 1].text, entry)
-    return isAlias ? this.skipType(at) : this.skip(this.bodyOf(at))
-  }
-
-  // bodyOf returns the index of the { of a class or an interface.
-  bodyOf(i) {
-    while (i < this.tokens.length && !this.is(i, '{')) {
-      i = Math.max(this.skipAngles(i), this.skip(i))
-    }
-    return i
-  }
-
-  // value reads an assigned value into entry: a function, a class, an object, or the
-  // name of one. It returns an index up to which reading is done.
-  value(start, entry) {
-    if (this.is(start, 'class', '{')) {
-      const open = this.bodyOf(start)
-      entry.members = this.members(open, this.is(start, 'class'))
-      return this.skip(open)
-    }
-    let i = this.is(start, 'async') ? start + 1 : start
-    const isFunction = this.is(i, 'function')
-    if (isFunction) while (i < this.tokens.length && !this.is(i, '(', '<')) i++
-    const paren = this.skipAngles(i)
-    const after = this.skip(paren)
-    if (this.is(paren, '(') && (isFunction || this.is(after, '=>', ':'))) {
-      entry.params = [paren + 1, after - 1]
-      return after
-    }
-    const next = start + 1
-    const isLast = next >= this.tokens.length || this.is(next, ';', ',', '}')
-    if (this.isName(i) && this.is(i + 1, '=>')) {
-      entry.params = [i, i + 1]
-    } else if (this.isName(start) && (isLast || this.newLine(next))) {
-      entry.alias = this.key(start)
-    }
-    return start
-  }
-
-  // members returns the members of a class or an object by name. A method is a name
-  // that is followed by parentheses, and in a class by a body or a type after them.
-  members(open, isClass) {
-    const list = new Map()
-    const end = Math.min(this.close[open] ?? 0, this.tokens.length)
-    let i = open + 1
-    while (i < end) {
-      const entry = { at: i, doc: this.docAbove(i) }
-      while (
-        MODIFIER.test(this.tokens[i]?.text) &&
-        !this.is(i + 1, '(', ',', ':', '=', '<', '}')
-      ) {
-        if (this.is(i, 'private', 'protected')) entry.hidden = true
-        i++
-      }
-      const name = this.key(i)
-      const paren = this.skipAngles(i + 1)
-      const after = this.skip(paren)
-      if (this.is(paren, '(') && (!isClass || this.is(after, '{', ':', ';'))) {
-        entry.params = [paren + 1, after - 1]
-      } else if (!isClass && this.is(i + 1, ':')) {
-        this.value(i + 2, entry)
-      } else if (!isClass) {
-        entry.alias = name
-      }
-      const counts = name !== undefined && (!isClass || entry.params)
-      if (counts && !list.has(name)) list.set(name, entry)
-
-      i = this.skip(i)
-      if (isClass && entry.params) {
-        i = this.is(after, ':') ? this.skipType(after + 1) : after
-      }
-      while (!isClass && i < end && !this.is(i - 1, ',')) i = this.skip(i)
-    }
-    return list
-  }
-
-  declaration(name) {
-    return this.exported.get(name) ?? this.local.get(name)
-  }
-
-  // resolve follows the names in entry to what was declared under them.
-  resolve(entry) {
-    for (let hops = 0; this.local.has(entry.alias) && hops < 8; hops++) {
-      const next = this.local.get(entry.alias)
-      entry = { ...next, doc: entry.doc || next.doc }
-    }
-    return entry
+  // lineComment returns the text of the comment at the end of the line.
+  lineComment() {
+    LINE_COMMENT.lastIndex = this.pos
+    const [, comment] = LINE_COMMENT.exec(this.text) ?? []
+    return comment ? clean(comment) : ''
   }
 
   // ---- Tools and their schemas
 
   // tool returns the MCP definition of a method. usher takes tags out of the
   // description and applies them.
-  tool(name, entry) {
-    const lines = paramLines(entry?.doc ?? '')
-    const { schema, param } = this.input(name, entry?.params, lines)
+  tool(name, { doc, params }) {
+    const lines = paramLines(doc)
+    const { schema, param } = this.input(name, params, lines)
     // usher knows the members of the object that the method takes, and not what the
     // method calls it: "@param params.x" becomes "@param x".
     const kept = []
@@ -976,21 +655,27 @@ class Source {
   // input returns the schema of the object that a method takes, from the type and the
   // pattern of its first parameter, and the name of that parameter.
   input(name, params, lines) {
-    if (!params) return { schema: { type: 'object' } }
-    const [i, end] = params
-    if (i >= end) return { schema: { type: 'object', properties: {} } }
+    if (params === undefined) return { schema: { type: 'object' } }
+    this.pos = params
+    if (this.is(')')) return { schema: { type: 'object', properties: {} } }
 
-    const fields = this.is(i, '{') ? this.pattern(i) : null
     const root = lines.find(line => line.name)
-    let param = this.key(i)
-    if (fields) param = root && !(root.name in fields) ? root.name.split('.')[0] : ''
-    let at = this.skip(i)
-    if (this.is(at, '?')) at++
-    const typed = this.is(at, ':')
+    let param = this.key()
+    let fields
+    if (this.is('{')) {
+      fields = this.pattern()
+      param = root && !(root.name in fields) ? root.name.split('.')[0] : ''
+    } else {
+      this.skip()
+    }
+    this.eat('?')
+    const typed = this.eat(':')
 
-    this.begin()
+    this.open = new Set() // types that are being written out
+    this.recursive = new Set() // types that contain themselves
+    this.defs = Object.create(null)
     let schema = {}
-    if (typed) schema = this.type(at + 1)
+    if (typed) schema = this.type(',', ')', '=')
     else if (root?.type && root.name === param) schema = this.typeIn(root.type)
     schema = { ...this.written(schema) }
     if (schema.type !== 'object') {
@@ -1000,62 +685,102 @@ class Source {
     delete schema.description // the tool has one
     if (fields) addFields(schema, fields, typed, lines)
     if (Object.keys(this.defs).length > 0) schema.$defs = this.defs
-    return { schema: compact(schema), param }
+    return { schema, param }
   }
 
   // pattern returns the names that { a, b: c = 1 } takes out of an object, and whether
   // each has a default.
-  pattern(open) {
+  pattern() {
     const fields = Object.create(null)
-    const end = this.close[open]
-    for (let i = open + 1; i < end; i++) {
-      const key = this.key(i)
+    this.eat('{')
+    while (!this.eat('}', '')) {
+      const key = this.key()
       let fallback = false
-      for (; i < end && !this.is(i, ','); i = this.skip(i)) fallback ||= this.is(i, '=')
+      while (!this.is(',', '}', '')) {
+        fallback ||= this.is('=')
+        this.skip()
+      }
       if (key !== undefined) fields[key] = fallback
+      this.eat(',')
     }
     return fields
   }
 
-  // ---- Types, from this.pos on. A type that can't be read has the schema {}.
+  // ---- Tokens, from this.pos on
 
-  begin() {
-    this.open = new Set() // types that are being written out
-    this.recursive = new Set() // types that contain themselves
-    this.defs = Object.create(null)
+  // token returns the next token, which is empty at the end, and its place.
+  token() {
+    SPACE.lastIndex = this.pos
+    SPACE.test(this.text)
+    TOKEN.lastIndex = SPACE.lastIndex
+    const [token] = TOKEN.exec(this.text)
+    return { token, start: SPACE.lastIndex, end: TOKEN.lastIndex }
   }
 
-  type(i) {
-    this.pos = i
-    return this.union()
+  is(...tokens) {
+    return tokens.includes(this.token().token)
   }
 
-  // typeIn reads a type in a comment, which it appends to the file's text.
+  // eat skips the token if it is one of tokens, and reports whether it was.
+  eat(...tokens) {
+    const found = this.is(...tokens)
+    if (found) this.take()
+    return found
+  }
+
+  // take returns a token and skips it.
+  take() {
+    const { token, end } = this.token()
+    this.pos = end
+    return token
+  }
+
+  // skip skips a token, or everything up to the bracket that closes it.
+  skip() {
+    let depth = 0
+    do {
+      const token = this.take()
+      if (/^[([{]/.test(token)) depth++
+      if (/^[)\]}]/.test(token)) depth--
+    } while (depth > 0 && !this.is(''))
+  }
+
+  // onNewLine reports whether the token is the first on its line.
+  onNewLine() {
+    SPACE.lastIndex = this.pos
+    return SPACE.exec(this.text)[0].includes('\n')
+  }
+
+  // key returns the name of a property, undefined if the token is none.
+  key() {
+    const { token } = this.token()
+    if (/^['"]./.test(token)) return token.slice(1, -1).replace(/\\(.)/g, '$1')
+    return NAME.test(token) && !token.startsWith('`') ? token : undefined
+  }
+
+  // ---- Types. A type that can't be read has the schema {}.
+
+  // type reads a type and skips what it can't read, up to one of the tokens ends.
+  type(...ends) {
+    let schema = this.union()
+    while (!this.is('', ...ends) && !(ends.includes('\n') && this.onNewLine())) {
+      schema = {}
+      this.skip()
+    }
+    return schema
+  }
+
+  // typeIn reads a type in a comment, which it appends to the text.
   typeIn(text) {
-    const at = this.tokens.length
-    const from = this.text.length
+    this.pos = this.text.length
     this.text += '\n' + text
-    this.scan(from)
-    return this.type(at)
-  }
-
-  skipType(i) {
-    this.begin()
-    this.type(i)
-    return this.pos
+    return this.type()
   }
 
   // written returns the definition that a schema refers to, or else the schema.
   written(schema) {
     if (!schema.$ref) return schema
     return this.defs[schema.$ref.slice('#/$defs/'.length)] ?? {}
-  }
-
-  // eat skips the token if it is one of texts, and reports whether it was.
-  eat(...texts) {
-    const found = this.is(this.pos, ...texts)
-    if (found) this.pos++
-    return found
   }
 
   // list reads items with a separator between them. One may precede the first item.
@@ -1068,10 +793,7 @@ class Source {
   }
 
   union() {
-    const parts = this.list('|', () => this.intersection())
-    if (!this.is(this.pos, 'extends') || this.newLine(this.pos)) return joined(parts)
-    while (this.eat('extends', '?', ':')) this.intersection() // a condition
-    return {}
+    return joined(this.list('|', () => this.intersection()))
   }
 
   intersection() {
@@ -1081,46 +803,42 @@ class Source {
 
   postfix() {
     let schema = this.primary()
-    while (this.is(this.pos, '[') && !this.newLine(this.pos)) {
-      const isArray = this.is(this.pos + 1, ']')
-      schema = isArray ? { type: 'array', items: schema } : {}
-      this.pos = this.skip(this.pos)
+    while (this.is('[') && !this.onNewLine()) {
+      this.take()
+      schema = this.is(']') ? { type: 'array', items: schema } : {}
+      this.type(']')
+      this.take()
     }
     return schema
   }
 
+  // primary reads a type without operators after it. It leaves a mark that begins no type.
   primary() {
-    const start = this.pos
-    const token = this.tokens[start]
-    if (!token) return {}
-    this.pos++
-    switch (token.kind) {
-      case 'string':
-        return { type: 'string', enum: [this.key(start)] }
-      case 'number':
-        return { type: 'number', enum: [Number(token.text)] }
-      case 'name':
-        return this.word(token.text)
-      case 'template':
-        while (this.is(this.pos, '${') || this.tokens[this.pos]?.kind === 'template') {
-          this.pos = this.skip(this.pos)
-        }
-        return { type: 'string' }
+    const { token } = this.token()
+    if (token === '{') return this.object()
+    if (token === '(') {
+      this.take()
+      const schema = this.type(')')
+      this.take()
+      return schema
     }
-    const paren = this.skipAngles(start)
-    const after = this.skip(paren)
-    if (this.is(paren, '(') && this.is(after, '=>')) {
-      this.type(after + 1) // what the function returns
-      return {}
+    if (token === '[') {
+      this.skip()
+      return { type: 'array' }
     }
-    if (this.is(start, '-')) {
-      return { type: 'number', enum: [-Number(this.tokens[this.pos++]?.text)] }
+    const key = this.key()
+    const isNegative = this.eat('-')
+    if (/^\.?\d/.test(this.token().token)) {
+      const value = Number(this.take())
+      return { type: 'number', enum: [isNegative ? -value : value] }
     }
-    if (this.is(start, '{')) return this.object(start)
-    if (!this.is(start, '(', '[')) return {}
-    const inner = this.is(start, '(') ? this.type(start + 1) : { type: 'array' }
-    this.pos = this.skip(start)
-    return inner
+    if (token.startsWith('`')) {
+      this.take()
+      return { type: 'string' }
+    }
+    if (key === undefined) return {}
+    this.take()
+    return key === token ? this.word(key) : { type: 'string', enum: [key] }
   }
 
   word(text) {
@@ -1128,24 +846,20 @@ class Source {
     if (/^(true|false)$/.test(text)) return { type: 'boolean', enum: [text === 'true'] }
     if (/^(undefined|void)$/.test(text)) return { [MISSING]: true }
     if (text === 'readonly') return this.postfix()
-    if (TYPE_OPERATOR.test(text)) {
-      this.postfix()
-      return {}
+    let args = []
+    if (this.eat('<')) {
+      args = this.list(',', () => this.type(',', '>'))
+      this.take()
     }
-    while (this.eat('.')) text += '.' + this.tokens[this.pos++]?.text
-    if (this.eat('is')) this.postfix()
-    const after = this.skipAngles(this.pos)
-    const args = this.eat('<') ? this.list(',', () => this.union()) : []
-    this.pos = Math.max(this.pos, after)
     if (this.types.has(text)) return this.declared(text, this.types.get(text))
     switch (text) {
       case 'Array':
       case 'ReadonlyArray':
-        return compact({ type: 'array', items: args[0] })
+        return { type: 'array', items: args[0] }
       case 'Record':
-        return compact({ type: 'object', additionalProperties: args[1] })
+        return { type: 'object', additionalProperties: args[1] }
       case 'Partial':
-        return compact({ ...this.written(args[0] ?? {}), required: [] })
+        return { ...this.written(args[0] ?? {}), required: undefined }
       case 'Readonly':
         return args[0] ?? {}
     }
@@ -1154,67 +868,58 @@ class Source {
 
   // declared returns the schema of a type that the file declares. A type that contains
   // itself becomes a definition, which is referred to. Every other type is written out.
-  declared(name, { at, doc, generic, extends: mayExtend }) {
+  declared(name, { at, doc }) {
     const ref = { $ref: '#/$defs/' + name }
     if (this.open.has(name)) this.recursive.add(name)
     if (this.open.has(name) || this.defs[name]) return ref
-    if (generic) return {}
     const back = this.pos
+    this.pos = at
     this.open.add(name)
-    let schema
-    if (mayExtend) {
-      this.pos = at
+    let schema = {} // of a generic type
+    if (this.eat('=')) {
+      schema = this.type(';', '\n')
+    } else if (!this.is('<')) {
       const read = () => this.written(this.postfix())
       const bases = this.eat('extends') ? this.list(',', read) : []
       const known = bases.filter(base => base.properties)
-      schema = merged([...known, this.object(this.pos)])
-    } else {
-      schema = this.type(at)
+      schema = merged([...known, this.object()])
     }
     this.open.delete(name)
     this.pos = back
-    if (doc) schema = compact({ ...schema, description: doc })
+    if (doc) schema = { ...schema, description: doc }
     if (!this.recursive.has(name)) return schema
     this.defs[name] = schema
     return ref
   }
 
   // object reads { a: string; b?: number }.
-  object(open) {
-    const end = Math.min(this.close[open] ?? 0, this.tokens.length)
+  object() {
     const properties = Object.create(null)
     const required = []
     let rest // the schema of [key: string]: T
-    this.pos = open + 1
-    while (this.pos < end) {
+    this.take()
+    while (!this.eat('}', '')) {
       if (this.eat(';', ',')) continue
-      const start = this.pos
-      if (this.is(start, 'readonly') && !this.is(start + 1, ':', '?', '(')) this.pos++
-      const index = this.is(this.pos, '[') && this.is(this.pos + 2, ':')
-      const key = this.key(this.pos)
-      this.pos = this.skip(this.pos)
+      const { start } = this.token()
+      const back = this.pos
+      if (this.eat('readonly') && this.is(':', '?', '(')) this.pos = back // its name
+      const key = this.key()
+      this.skip()
+      const isIndex = /^(readonly\s+)?\[\s*\w+\s*:/.test(this.text.slice(start, this.pos))
       const optional = this.eat('?')
-      const paren = this.skipAngles(this.pos)
-      const isMethod = this.is(paren, '(')
-      if (isMethod) this.pos = this.skip(paren)
-      const part = this.eat(':') ? this.union() : {}
-      if (index) rest = part
+      const isMethod = this.is('(', '<')
+      this.eat(':')
+      const part = this.type(';', ',', '}', '\n')
+      if (isIndex) rest = part
       if (key === undefined || isMethod) continue
-      const doc = flat(this.docAbove(start) || this.lineComment(this.pos))
-      properties[key] = compact({ ...part, description: doc || part.description })
+      const doc = flat(this.docAbove(start) || this.lineComment())
+      properties[key] = { ...part, description: doc || part.description }
       if (!optional && !part[MISSING]) required.push(key)
     }
-    this.pos = end + 1
-    const schema = { type: 'object', properties, required, additionalProperties: rest }
+    const schema = objectSchema(properties, required)
     if (rest && Object.keys(properties).length === 0) delete schema.properties
-    return compact(schema)
+    return { ...schema, additionalProperties: rest }
   }
-}
-
-// endOf returns where the match of a sticky pattern at a position ends, 0 for no match.
-function endOf(pattern, text, at) {
-  pattern.lastIndex = at
-  return pattern.test(text) ? pattern.lastIndex : 0
 }
 
 // addFields adds the fields that a pattern takes out of an object to its schema.
@@ -1229,16 +934,11 @@ function addFields(schema, fields, typed, lines) {
       schema.required = schema.required.filter(other => other !== key)
     }
   }
+  if (schema.required.length === 0) delete schema.required
 }
 
-// compact returns a schema without the members that say nothing.
-function compact(schema) {
-  const kept = { ...schema }
-  for (const key of Object.keys(kept)) {
-    if (kept[key] === undefined) delete kept[key]
-  }
-  if (kept.required?.length === 0) delete kept.required
-  return kept
+function objectSchema(properties, required) {
+  return { type: 'object', properties, required: required.length > 0 ? required : undefined }
 }
 
 // joined returns the union of schemas.
@@ -1274,7 +974,7 @@ function merged(parts) {
   const properties = Object.create(null)
   for (const object of objects) Object.assign(properties, object.properties)
   const required = [...new Set(objects.flatMap(s => s.required ?? []))]
-  return compact({ type: 'object', properties, required })
+  return objectSchema(properties, required)
 }
 
 // clean returns the text of a comment without its marks.
@@ -1305,16 +1005,11 @@ function paramLines(doc) {
 
 // ---- The start, after everything has been declared
 
-const loading = load().then(
-  found => {
-    methods = found
-    waiting.forEach(receive)
-  },
-  err => {
-    log(loadFailure(err))
-    process.exit(1)
-  },
-)
-
+try {
+  methods = await load()
+} catch (err) {
+  log(loadFailure(err))
+  process.exit(1)
+}
 pipes.input.on('data', onData)
 pipes.input.on('error', onEnd).on('close', onEnd).on('end', onEnd)

@@ -42,11 +42,12 @@ import types
 import typing
 import uuid
 
-LEVELS = "debug info notice warning error critical alert emergency".split()
-
 # Seconds that running calls get to clean up once stdin has ended. usher sends TERM
 # after one second.
 CLEANUP_TIME = 0.6
+
+# The folder of Python's own library.
+LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 
 # The parameter for the metadata of a webhook. usher fills it in; no schema has it.
 WEBHOOK = "_webhook"
@@ -117,10 +118,8 @@ def message_of(e):
         text = str(e)
     except Exception:
         text = ""
-    if isinstance(e, SystemExit):
-        return f"the method called sys.exit({text})"
-    if isinstance(e, KeyError):  # its text is only the key
-        return f"KeyError: {text}"
+    if isinstance(e, (KeyError, SystemExit)):  # the text is only the key or the status
+        return f"{type(e).__name__}: {text}"
     return text or type(e).__name__
 
 
@@ -187,20 +186,9 @@ def parse_decimal(value):
         raise ValueError(f"want a decimal number, got {value!r}") from None
 
 
-def parse_datetime(text):
-    # Before 3.11, Python reads neither Z nor fractions of other than 3 or 6 digits.
-    parts = re.fullmatch(r"(.{19})(\.\d+)?(.*)", text)
-    start, fraction, zone = parts.groups("")
-    fraction = fraction[1:7].ljust(6, "0")
-    return datetime.datetime.fromisoformat(f"{start}.{fraction}{spell_out_z(zone)}")
-
-
-def parse_time(text):
-    return datetime.time.fromisoformat(spell_out_z(text))
-
-
-def spell_out_z(text):
-    return re.sub("[Zz]$", "+00:00", text)
+def parse_iso(cls):
+    """Returns a parser of dates or times. Before 3.11, Python doesn't read Z."""
+    return lambda text: cls.fromisoformat(re.sub("[Zz]$", "+00:00", text))
 
 
 def string_type(convert, **keywords):
@@ -220,9 +208,9 @@ TYPES = {
     float: Type({"type": "number"}, lambda v: float(only(float, int)(v))),
     type(None): Type({"type": "null"}, only(type(None))),
     bytes: string_type(parse_base64, contentEncoding="base64"),
-    datetime.datetime: string_type(parse_datetime, format="date-time"),
-    datetime.date: string_type(datetime.date.fromisoformat, format="date"),
-    datetime.time: string_type(parse_time, format="time"),
+    datetime.datetime: string_type(parse_iso(datetime.datetime), format="date-time"),
+    datetime.date: string_type(parse_iso(datetime.date), format="date"),
+    datetime.time: string_type(parse_iso(datetime.time), format="time"),
     uuid.UUID: string_type(uuid.UUID, format="uuid"),
     decimal.Decimal: Type({"type": ["number", "string"]}, parse_decimal),
     pathlib.Path: string_type(pathlib.Path),
@@ -494,12 +482,9 @@ def log(text):
 
 def trace_of(e):
     """Returns the traceback of an exception, without the frames of this file."""
-    trace = link = traceback.TracebackException.from_exception(e, limit=-20)
-    while link:
-        own = [frame for frame in link.stack if frame.filename != __file__]
-        link.stack = traceback.StackSummary.from_list(own)
-        link = link.__cause__ or link.__context__
-    return "".join(trace.format()).rstrip()
+    lines = traceback.format_exception(type(e), e, e.__traceback__, limit=-20)
+    own = rf'  File "{re.escape(__file__)}", .*\n(    .*\n)*'
+    return re.sub(own, "", "".join(lines)).rstrip()
 
 
 # ---- Docstrings
@@ -807,9 +792,8 @@ class Call:
                 given = {key: value for key, value in item.items() if value is not None}
                 self.notify("progress", {"progressToken": self.token, **given})
         elif "log" in keys and keys <= {"log", "level"}:
-            level = item.get("level")
             params = {
-                "level": level if level in LEVELS else "info",
+                "level": item.get("level", "info"),
                 "logger": self.server.name,
                 "data": item["log"],
                 "_meta": {"usher/call": self.id},
@@ -896,6 +880,9 @@ class Server:
         self.asks = {}
         self.ended = False
         self.writing = threading.Lock()
+        # The files of modules that usher knows of, and the number of modules then.
+        self.reported = {os.path.abspath(__file__), sys.argv[0]}
+        self.modules_seen = 0
         # Jobs for threads that run calls, and the number of threads that wait for one.
         self.jobs = queue.SimpleQueue()
         self.idle = threading.Semaphore(0)
@@ -916,7 +903,23 @@ class Server:
             except OSError:
                 pass  # usher is gone, so stdin ends too
 
+    def report_parts(self):
+        """Tells usher which files the module has loaded since the last report."""
+        if len(sys.modules) == self.modules_seen:
+            return
+        self.modules_seen = len(sys.modules)
+        found = set()
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__dict__", {}).get("__file__")
+            if isinstance(file, str) and not file.startswith(LIBRARY):
+                found.add(os.path.abspath(file))
+        paths = sorted(found - self.reported)
+        self.reported |= found
+        if paths:
+            self.write({"method": "usher/parts", "params": {"paths": paths}})
+
     def respond(self, id_, member, text):
+        self.report_parts()
         # The id comes first, so that usher can read it if the answer is too long.
         self.send('{"jsonrpc":"2.0","id":%s,"%s":%s}' % (encode(id_), member, text))
 
@@ -1067,16 +1070,11 @@ def load(path, text):
     """Runs the text as the module at path. Returns its name, itself and its methods."""
     folder, base = os.path.split(path)
     name = base.split(".usher")[0]
-    own_folder = os.path.dirname(os.path.abspath(__file__))
-    if sys.path and os.path.abspath(sys.path[0]) == own_folder:
-        del sys.path[0]  # a module imports its own neighbors, not those of this file
-    sys.path.insert(0, folder)
+    sys.path[0] = folder  # a module imports its own neighbors, not those of this file
     sys.argv = [path]
     tree = ast.parse(text, path)
     # A file calendar.usher.py may still import calendar from the standard library.
-    own_name = name
-    if own_name in sys.modules or importlib.util.find_spec(own_name):
-        own_name += "_usher"
+    own_name = name + "_usher"
     spec = importlib.util.spec_from_file_location(own_name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[own_name] = module  # dataclasses, pickle and typing look there

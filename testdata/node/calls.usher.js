@@ -63,7 +63,7 @@ export function* steps({ n }) {
 export async function* logs() {
   yield { log: 'plain' }
   yield { log: { deep: [1] }, level: 'warning' }
-  yield { log: 1n, level: 'loud' }
+  yield { log: 1n }
   yield { progress: 1, other: 'so this is a value' }
   yield 'the last value'
   yield { progress: 2 }

@@ -154,7 +154,6 @@ def progress(steps: int):
     yield {"progress": float("nan")}
     yield {"log": "half way"}
     yield {"log": {"n": 1}, "level": "warning"}
-    yield {"log": 2, "level": "loud"}
     return "done"
 
 

@@ -1,5 +1,4 @@
-// MCP clients: in a session, without one, over HTTP+SSE and stdio, and one that can
-// be asked over each of these.
+// MCP clients: in a session, without one, over HTTP+SSE and stdio.
 
 package main
 
@@ -13,8 +12,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -34,14 +31,16 @@ type testClient struct {
 }
 
 // initialize begins a session of a client without capabilities.
-const initialize = `{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"2025-11-25",` +
+const initialize = `{"jsonrpc":"2.0","id":"init","method":"initialize","params":{` +
+	`"protocolVersion":"2025-11-25",` +
 	`"capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`
 
 func initializeAs(version string) string { return initializeWith(version, `{}`) }
 
 // initializeWith begins a session of a version, by a client with these capabilities.
 func initializeWith(version, caps string) string {
-	return strings.NewReplacer("2025-11-25", version, `"capabilities":{}`, `"capabilities":`+caps).Replace(initialize)
+	return strings.NewReplacer("2025-11-25", version, `"capabilities":{}`,
+		`"capabilities":`+caps).Replace(initialize)
 }
 
 // newClient returns a client with connections of its own.
@@ -67,7 +66,8 @@ func connect(t *testing.T, url string) *testClient {
 	if c.Session == "" {
 		t.Fatal("initialize: no session")
 	}
-	if a := c.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`); a.Status != http.StatusAccepted {
+	if a := c.post(`{"jsonrpc":"2.0",` +
+		`"method":"notifications/initialized"}`); a.Status != http.StatusAccepted {
 		t.Fatalf("initialized: %d %s", a.Status, a.Body)
 	}
 	return c
@@ -127,13 +127,16 @@ func (a answer) last() json.RawMessage {
 // result returns the result, nil for none.
 func (a answer) result() json.RawMessage { return field(a.last(), "result") }
 
+// text returns the text of a tool's result.
+func (a answer) text() string { return resultText(members(a.result())) }
+
 // failure returns the message of a JSON-RPC error, or of a result that is an error.
 func (a answer) failure() string {
 	if e := field(a.last(), "error"); e != nil {
 		return stringField(e, "message")
 	}
 	if string(field(a.result(), "isError")) == "true" {
-		return resultText(a.result())
+		return a.text()
 	}
 	return ""
 }
@@ -236,7 +239,8 @@ func (c *testClient) message(method, params string) string {
 	c.id++
 	id := c.id
 	c.mu.Unlock()
-	return string(encodeRequest(json.RawMessage(fmt.Sprint(id)), method, rawOrNil(params)))
+	return string(encodeRequest(json.RawMessage(fmt.Sprint(id)), method,
+		members(rawOrNil(params))))
 }
 
 // call calls a tool; arguments are JSON, "" for none.
@@ -299,7 +303,8 @@ func (c *testClient) sees(present func(*http.Request)) string {
 
 // modernMeta is the _meta of each request of 2026-07-28.
 const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
-	`"io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}`
+	`"io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},` +
+	`"io.modelcontextprotocol/clientCapabilities":{}`
 
 // modernPOST returns a request of 2026-07-28 that keeps to all rules. It keeps the
 // members of the params' own _meta.
@@ -311,7 +316,8 @@ func (c *testClient) modernPOST(id, method, params string) *http.Request {
 		meta = meta.set(f.key, f.value)
 	}
 	full := withMember(rawOrNil(params), "_meta", meta.encode())
-	req := c.request(http.MethodPost, string(encodeRequest(json.RawMessage(id), method, full)))
+	req := c.request(http.MethodPost,
+		string(encodeRequest(json.RawMessage(id), method, members(full))))
 	req.Header.Set(protocolHeader, statelessProtocol)
 	req.Header.Set(methodHeader, method)
 	if name := stringField(full, "name") + stringField(full, "uri"); name != "" {
@@ -330,15 +336,19 @@ func (c *testClient) modern(method, params string, present ...func(*http.Request
 
 // modernListen opens a subscriptions/listen, whose first message must be that
 // it is honoured as wanted.
-func (c *testClient) modernListen(id, filter, honoured string, present ...func(*http.Request)) (<-chan event, func()) {
+func (c *testClient) modernListen(
+	id, filter, honoured string, present ...func(*http.Request),
+) (<-chan event, func()) {
 	c.t.Helper()
 	req := c.modernPOST(id, "subscriptions/listen", `{"notifications":`+filter+`}`)
 	presentAll(present...)(req)
 	res, events, hangUp := openStream(c.t, req)
-	if res.StatusCode != 200 || !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+	if res.StatusCode != 200 ||
+		!strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
 		c.t.Fatalf("listen: %s", res.Status)
 	}
-	wantEvent(c.t, events, `"method":"notifications/subscriptions/acknowledged"`, `"notifications":`+honoured,
+	wantEvent(c.t, events, `"method":"notifications/subscriptions/acknowledged"`,
+		`"notifications":`+honoured,
 		`"`+metaSubscription+`":`+id)
 	return events, hangUp
 }
@@ -378,8 +388,7 @@ func setHeaders(req *http.Request, lines string) {
 
 // event is one event of a stream, or a comment.
 type event struct {
-	id, retry, name, data string
-	hasData, comment      bool
+	id, name, data string
 }
 
 func (e event) msg() json.RawMessage { return json.RawMessage(e.data) }
@@ -401,16 +410,12 @@ func readEvents(stream io.Reader, take func(event)) {
 				take(e)
 			}
 			e = event{}
-		case key == "":
-			e.comment = true
 		case key == "id":
 			e.id = value
-		case key == "retry":
-			e.retry = value
 		case key == "event":
 			e.name = value
 		case key == "data":
-			e.data, e.hasData = value, true
+			e.data = value
 		}
 	}
 }
@@ -474,14 +479,6 @@ func wantEvent(t *testing.T, events <-chan event, want ...string) event {
 		}
 	}
 	return e
-}
-
-// eventTexts returns the data and the ids of events.
-func eventTexts(events []event) (texts, ids []string) {
-	for _, e := range events {
-		texts, ids = append(texts, e.data), append(ids, e.id)
-	}
-	return texts, ids
 }
 
 // get opens a stream by a GET that present changes.
@@ -552,7 +549,9 @@ func (c *sseClient) ask(method, params string) json.RawMessage {
 		c.t.Fatalf("%s: %d %s", method, a.Status, a.Body)
 	}
 	for {
-		if e := wantEvent(c.t, c.events); string(field(e.msg(), "id")) == string(field(json.RawMessage(text), "id")) {
+		if e := wantEvent(c.t,
+			c.events); string(field(e.msg(),
+			"id")) == string(field(json.RawMessage(text), "id")) {
 			return e.msg()
 		}
 	}
@@ -579,306 +578,23 @@ func startStdio(t *testing.T, dir string) (in io.WriteCloser, out *lineReader, e
 	return inW, newLineReader(outR, 64<<20), exit
 }
 
-// askClient is a client that can be asked, of any revision and transport.
-type askClient struct {
-	t      *testing.T
-	asked  chan json.RawMessage // each request to the client
-	http   *testClient          // nil on stdio
-	meta   string               // the capabilities in modern requests; "" for a client with a session
-	level  string               // of modern requests
-	name   string               // of the client program, in modern requests
-	hangUp func()               // ends its stream
-
-	// answer returns a result, or an object with an error; nil for none.
-	answer func(method string, params json.RawMessage) json.RawMessage
-	// post sends a message, and takes in what comes back of it.
-	post func(ctx context.Context, msg []byte) error
-
-	mu    sync.Mutex
-	id    int
-	wait  map[string]chan json.RawMessage // for answers, by id
-	heard []json.RawMessage               // notifications
+func setHeader(name string, values ...string) func(*http.Request) {
+	return func(r *http.Request) { r.Header[http.CanonicalHeaderKey(name)] = values }
 }
 
-// newAskClient returns a client for a URL, "" for stdio, which presents a code, "" for
-// none.
-func newAskClient(t *testing.T, url, code string) *askClient {
-	c := &askClient{
-		t:      t,
-		answer: askAnswer("none"),
-		asked:  make(chan json.RawMessage, 2000),
-		name:   "test",
-		wait:   make(map[string]chan json.RawMessage),
-	}
-	if url != "" {
-		c.http = newClient(t, url)
-	}
-	if code != "" {
-		c.http.Header.Set(claimHeader, code)
-	}
-	return c
-}
-
-// take takes one message from usher.
-func (c *askClient) take(msg json.RawMessage) {
-	id, method := field(msg, "id"), stringField(msg, "method")
-	switch {
-	case method != "" && id != nil:
-		c.asked <- msg
-		answer := c.answer(method, field(msg, "params"))
-		if answer == nil {
-			return
-		}
-		go func() { // the answer comes on another request
-			body := encodeResult(id, answer)
-			if e := field(answer, "error"); e != nil {
-				body = encodeError(id, parseRPCError(e))
-			}
-			if err := c.post(context.Background(), body); err != nil {
-				c.t.Errorf("answering: %v", err)
-			}
-		}()
-	case method != "":
-		c.mu.Lock()
-		c.heard = append(c.heard, msg)
-		c.mu.Unlock()
-	default:
-		c.mu.Lock()
-		wait := c.wait[string(id)]
-		delete(c.wait, string(id))
-		c.mu.Unlock()
-		if wait != nil {
-			wait <- msg
+// addHeader adds several headers of one name.
+func addHeader(name string, values ...string) func(*http.Request) {
+	return func(r *http.Request) {
+		for _, value := range values {
+			r.Header.Add(name, value)
 		}
 	}
 }
 
-// hears waits for a notification of a method that names all words.
-func (c *askClient) hears(method string, words ...string) {
-	c.t.Helper()
-	await(c.t, method+" "+strings.Join(words, " "), func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return slices.ContainsFunc(c.heard, func(msg json.RawMessage) bool {
-			missing := func(word string) bool { return !strings.Contains(string(msg), word) }
-			return stringField(msg, "method") == method && !slices.ContainsFunc(words, missing)
-		})
-	})
+func rpcText(method, params string) string {
+	return `{"jsonrpc":"2.0","id":1,"method":"` + method + `","params":` + params + `}`
 }
 
-// nextID is the id of the client's next request.
-func (c *askClient) nextID() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.id++
-	return strconv.Itoa(c.id)
-}
+const changedTools = "notifications/tools/list_changed"
 
-// send makes a request of a client with a session, and returns what will answer
-// it.
-func (c *askClient) send(ctx context.Context, id, method, params string) <-chan json.RawMessage {
-	wait := make(chan json.RawMessage, 1)
-	c.mu.Lock()
-	c.wait[id] = wait
-	c.mu.Unlock()
-	go func() {
-		if err := c.post(ctx, encodeRequest(json.RawMessage(id), method, rawOrNil(params))); err != nil &&
-			ctx.Err() == nil {
-			c.t.Errorf("%s: %v", method, err)
-		}
-	}()
-	return wait
-}
-
-// call calls a tool, and answers what is asked meanwhile. It returns the message
-// that is the answer.
-func (c *askClient) call(tool string, arguments any) json.RawMessage {
-	c.t.Helper()
-	params := callParams(tool, arguments)
-	for range 100 {
-		var msg json.RawMessage
-		switch {
-		case c.meta == "":
-			msg = c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(params)))
-		case c.http == nil:
-			msg = c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(c.modern(params))))
-		default:
-			msg = c.roundOf(params)
-		}
-		result := field(msg, "result")
-		if stringField(result, "resultType") != resultInput {
-			return msg
-		}
-		params = c.answered(params, result)
-	}
-	c.t.Error("asked without end")
-	return nil
-}
-
-// roundOf makes one request of a client without a session over HTTP, and returns the answer.
-func (c *askClient) roundOf(params json.RawMessage) json.RawMessage {
-	c.t.Helper()
-	a, err := c.http.try(c.modernRequest(params))
-	if err != nil {
-		c.t.Errorf("POST: %v", err)
-	}
-	for _, msg := range a.Events[:max(len(a.Events)-1, 0)] {
-		c.take(msg)
-	}
-	return a.last()
-}
-
-// get waits for an answer.
-func (c *askClient) get(wait <-chan json.RawMessage) json.RawMessage {
-	c.t.Helper()
-	select {
-	case msg := <-wait:
-		return msg
-	case <-time.After(patience):
-		c.t.Error("gave up waiting for an answer")
-		return nil
-	}
-}
-
-// modern is params of a request of a client without a session.
-func (c *askClient) modern(params json.RawMessage) json.RawMessage {
-	params = setMeta(params, metaProtocol, quote(statelessProtocol))
-	params = setMeta(params, metaClientCaps, json.RawMessage(c.meta))
-	params = setMeta(params, metaClientInfo, object{{"name", quote(c.name)}, {"version", quote("1")}}.encode())
-	if c.level != "" {
-		params = setMeta(params, metaLogLevel, quote(c.level))
-	}
-	return params
-}
-
-// answered is params with answers to what a result asks.
-func (c *askClient) answered(params, result json.RawMessage) json.RawMessage {
-	requests := members(field(result, "inputRequests"))
-	var responses object
-	for _, r := range requests {
-		c.asked <- r.value
-		if answer := c.answer(stringField(r.value, "method"), field(r.value, "params")); answer != nil {
-			responses = append(responses, member{r.key, answer})
-		}
-	}
-	params = withMember(params, "inputResponses", responses.encode())
-	return withMember(params, "requestState", field(result, "requestState"))
-}
-
-// round makes one request to call a tool, as a client without a session does.
-func (c *askClient) round(tool string, arguments any, more ...member) answer {
-	c.t.Helper()
-	params := append(object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}, more...).encode()
-	a, err := c.http.try(c.modernRequest(params))
-	if err != nil {
-		c.t.Errorf("POST: %v", err)
-	}
-	return a
-}
-
-func (c *askClient) modernRequest(params json.RawMessage) *http.Request {
-	return c.http.modernPOST(c.nextID(), "tools/call", string(c.modern(params)))
-}
-
-// askOverPOST is a client with a session of a version over streamable HTTP.
-func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
-	c := newAskClient(t, url, code)
-	c.http.begin(initializeWith(version, caps), presentNothing)
-	c.http.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	c.post = func(ctx context.Context, msg []byte) error {
-		res, err := c.http.http.Do(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
-		if err != nil {
-			return err
-		}
-		defer res.Body.Close()
-		if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-			readEvents(res.Body, func(e event) {
-				if e.data != "" {
-					c.take(e.msg())
-				}
-			})
-			return nil
-		}
-		body, err := io.ReadAll(res.Body)
-		if err == nil && len(body) > 0 {
-			c.take(bytes.TrimSpace(body))
-		}
-		return err
-	}
-	return c
-}
-
-// askModern is a client without a session.
-func askModern(t *testing.T, url, caps, code string) *askClient {
-	c := newAskClient(t, url, code)
-	c.meta = caps
-	return c
-}
-
-// askOverSSE is a client of HTTP+SSE.
-func askOverSSE(t *testing.T, url, caps, code string) *askClient {
-	c := newAskClient(t, url, code)
-	sse := c.http.openSSE()
-	c.hangUp = sse.hangUp
-	go c.takeAll(sse.events)
-	c.post = func(ctx context.Context, msg []byte) error {
-		a, err := c.http.try(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
-		if err == nil && a.Status != http.StatusAccepted {
-			err = fmt.Errorf("%d %s", a.Status, a.Body)
-		}
-		return err
-	}
-	c.initialize("2024-11-05", caps)
-	return c
-}
-
-// initialize sends initialize, and waits for the answer.
-func (c *askClient) initialize(version, caps string) {
-	params := field(json.RawMessage(initializeWith(version, caps)), "params")
-	c.get(c.send(c.t.Context(), c.nextID(), "initialize", string(params)))
-}
-
-// askOverStdio is a client on stdio: with a session or, if modern, without.
-func askOverStdio(t *testing.T, dir, caps string, modern bool) *askClient {
-	c := newAskClient(t, "", "")
-	in, out, _ := startStdio(t, dir)
-	var writing sync.Mutex
-	c.post = func(_ context.Context, msg []byte) error {
-		writing.Lock()
-		defer writing.Unlock()
-		_, err := in.Write(append(msg, '\n'))
-		return err
-	}
-	go func() {
-		for {
-			line, err := out.next()
-			if err != nil {
-				return
-			}
-			c.take(bytes.Clone(line))
-		}
-	}()
-	if modern {
-		c.meta = caps
-		return c
-	}
-	c.initialize("2025-11-25", caps)
-	return c
-}
-
-// askWays are the clients that there are.
-var askWays = map[string]func(t *testing.T, url, dir, caps string) *askClient{
-	"2025-11-25": askInSession("2025-11-25"),
-	"2025-06-18": askInSession("2025-06-18"),
-	"2025-03-26": askInSession("2025-03-26"),
-	"HTTP+SSE":   func(t *testing.T, url, _, caps string) *askClient { return askOverSSE(t, url, caps, "") },
-	"2026-07-28": func(t *testing.T, url, _, caps string) *askClient { return askModern(t, url, caps, "") },
-	"stdio":      func(t *testing.T, _, dir, caps string) *askClient { return askOverStdio(t, dir, caps, false) },
-	"stdio, 2026-07-28": func(t *testing.T, _, dir, caps string) *askClient {
-		return askOverStdio(t, dir, caps, true)
-	},
-}
-
-func askInSession(version string) func(t *testing.T, url, dir, caps string) *askClient {
-	return func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, version, caps, "") }
-}
+const bothKinds = "application/json, text/event-stream"

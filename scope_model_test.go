@@ -70,7 +70,12 @@ const (
 var modelCodes = []string{"AAAAAA", "BBBBBB", "CCCCCC", "DDDDDD", "ZZZZZZ"}
 
 // modelTools are the tools of the workspace, and their folders.
-var modelTools = map[string]string{"a_x": "/proj/", "b_x": "/other/", "c_x": "/projX/", "d_x": "/proj/sub/"}
+var modelTools = map[string]string{
+	"a_x": "/proj/",
+	"b_x": "/other/",
+	"c_x": "/projX/",
+	"d_x": "/proj/sub/",
+}
 
 // modelFolders are the folders of claims.
 var modelFolders = []string{"/", "/proj", "/proj/sub", "/other", "/pro"}
@@ -103,7 +108,8 @@ type walkSession struct {
 	hangUp func()
 }
 
-// TestModel walks USHER_MODEL_STEPS, in a way that USHER_MODEL_SEED determines.
+// What each request of a random walk reaches is what the table "Who sees what" says.
+// USHER_MODEL_STEPS and USHER_MODEL_SEED determine the walk.
 func TestModel(t *testing.T) {
 	long(t)
 	steps, err := strconv.Atoi(os.Getenv("USHER_MODEL_STEPS"))
@@ -155,7 +161,10 @@ func (w *walk) step() {
 	case n < 470:
 		w.call(s, w.presentation())
 	case n < 620:
-		alone := &walkSession{testClient: w.client(), modelSession: modelSession{stateless: true}}
+		alone := &walkSession{
+			testClient:   w.client(),
+			modelSession: modelSession{stateless: true},
+		}
 		alone.Session = s.Session // which counts for nothing
 		if n%2 == 0 {
 			w.list(alone, w.presentation())
@@ -238,7 +247,8 @@ func (w *walk) ask(s *walkSession, p showing, method, params string) answer {
 
 // check compares what a request got with what it should.
 func (w *walk) check(what string, s *walkSession, p showing, got, want string) {
-	what = fmt.Sprintf("%s of session %d, presenting %q: %s", what, slices.Index(w.sessions, s), p.code, got)
+	what = fmt.Sprintf("%s of session %d, presenting %q: %s", what,
+		slices.Index(w.sessions, s), p.code, got)
 	w.recent = append(w.recent[max(0, len(w.recent)-30):], what)
 	if got != want {
 		w.t.Errorf("%s; want %s", what, want)
@@ -354,7 +364,8 @@ func (w *walk) foreign(s *walkSession, p showing) {
 	}
 	c := &walkSession{testClient: w.client()}
 	c.URL += "?sessionId=" + s.Session
-	req := c.request(pickOne(w, []string{http.MethodPost, http.MethodDelete}), c.message("tools/list", ""))
+	req := c.request(pickOne(w, []string{http.MethodPost, http.MethodDelete}),
+		c.message("tools/list", ""))
 	w.check("a foreign address", s, p, status(c.do(p.in(req))), "404")
 	w.list(s, showing{})
 }
@@ -394,7 +405,8 @@ func (w *walk) changeClaims() {
 	}
 	var records []string
 	for _, c := range w.active {
-		records = append(records, w.claimRecord(c.code, strings.TrimSuffix(c.folder, "/"), c.created, time.Hour))
+		records = append(records,
+			w.claimRecord(c.code, strings.TrimSuffix(c.folder, "/"), c.created, time.Hour))
 	}
 	if expired != "" {
 		records = append(records, expired)
@@ -417,7 +429,10 @@ func (w *walk) changeClaims() {
 // HTTP+SSE sessions that had them.
 func (w *walk) endStreams() {
 	for _, code := range modelCodes[:4] {
-		alone := &walkSession{testClient: w.client(), modelSession: modelSession{stateless: true}}
+		alone := &walkSession{
+			testClient:   w.client(),
+			modelSession: modelSession{stateless: true},
+		}
 		w.list(alone, showing{code: code})
 	}
 	for _, s := range w.sessions {

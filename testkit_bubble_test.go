@@ -1,17 +1,21 @@
-// A bubble: usher's HTTP side over connections in memory, with a module that is a function, for tests that take
+// A bubble: usher's HTTP side over connections in memory, with a module that is a function, for
+// tests that take
 // minutes or hours. Inside testing/synctest, time passes only when a test lets it pass.
 
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -77,8 +81,9 @@ func (b *bubble) start(t *testing.T) {
 		stopped:  stopped,
 	})
 	d := &daemon{flags: &serveFlags{}, log: log, server: b.server, registry: b.server.modules}
+	d.flags.origins.mcp = thisMachine
 	b.conns = make(pipes)
-	web := &http.Server{Handler: d.handler()}
+	web := &http.Server{Handler: d}
 	limitConnections(web, cmp.Or(b.files, 1<<20))
 	var serving sync.WaitGroup
 	serving.Go(func() { web.Serve(b.conns) })
@@ -122,7 +127,11 @@ func (p pipes) Accept() (net.Conn, error) {
 	return nil, net.ErrClosed
 }
 
-func (p pipes) Close() error   { close(p); return nil }
+func (p pipes) Close() error {
+	close(p)
+	return nil
+}
+
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
@@ -171,32 +180,39 @@ func (b *bubble) play(w *Worker, line []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.sent = append(b.sent, msg)
-	name, id := stringField(msg.Params, "name"), msg.ID
+	name, id := msg.Params.text("name"), msg.ID
 	switch {
 	case msg.Method == "tools/call" && name == "wait":
-		n, _ := strconv.Atoi(string(field(field(msg.Params, "arguments"), "seconds")))
+		n, _ := strconv.Atoi(string(msg.Params.object("arguments").get("seconds")))
 		time.AfterFunc(time.Duration(n)*time.Second, func() {
-			w.handle(&Message{ID: id, Result: textResult("waited")})
+			w.handle(&Message{ID: id, Result: members(textResult("waited"))})
 		})
 	case msg.Method == "tools/call" && b.native:
 		const result = `{"resultType":"input_required","requestState":"s","inputRequests":` +
 			`{"q":{"method":"elicitation/create","params":{"message":"well?"}}}}`
-		w.handle(&Message{ID: id, Result: json.RawMessage(result)})
+		w.handle(&Message{ID: id, Result: members(json.RawMessage(result))})
 	case msg.Method == "tools/call":
 		b.tools[string(id)] = name
-		const params = `{"message":"well?","requestedSchema":{"type":"object","properties":{}},"_meta":{%q:%s}}`
+		const params = `{"message":"well?","requestedSchema":{"type":"object","properties":{}},` +
+			`"_meta":{%q:%s}}`
 		w.handle(&Message{
 			ID:     json.RawMessage(`"of ` + string(id) + `"`),
 			Method: "elicitation/create",
-			Params: json.RawMessage(fmt.Sprintf(params, metaCall, id)),
+			Params: members(json.RawMessage(fmt.Sprintf(params, metaCall, id))),
 		})
 	case msg.Method == "": // an answer
 		call := strings.Trim(strings.TrimPrefix(string(id), `"of `), `"`)
 		switch tool := b.tools[call]; {
 		case tool == "need" && msg.Err != nil:
-			w.handle(&Message{ID: json.RawMessage(call), Err: rpcErrorf(-32050, "without it: %s", msg.Err.Message)})
+			w.handle(&Message{
+				ID:  json.RawMessage(call),
+				Err: rpcErrorf(-32050, "without it: %s", msg.Err.Message),
+			})
 		case tool != "stay":
-			w.handle(&Message{ID: json.RawMessage(call), Result: textResult(fakeAnswer(msg))})
+			w.handle(&Message{
+				ID:     json.RawMessage(call),
+				Result: members(textResult(fakeAnswer(msg))),
+			})
 		}
 	}
 }
@@ -204,7 +220,11 @@ func (b *bubble) play(w *Worker, line []byte) {
 // asks has m ask the client in no call that it names.
 func (b *bubble) asks(word string) {
 	params := json.RawMessage(`{"message":"` + word + `"}`)
-	b.process.handle(&Message{ID: quote(word), Method: "elicitation/create", Params: params})
+	b.process.handle(&Message{
+		ID:     quote(word),
+		Method: "elicitation/create",
+		Params: members(params),
+	})
 }
 
 // progress has m report progress of its first call.
@@ -212,10 +232,11 @@ func (b *bubble) progress(text string) {
 	var token json.RawMessage
 	b.process.update(func(s *workerState) { token = json.RawMessage(sortedKeys(s.calls)[0]) })
 	params := object{{"progressToken", token}, {"message", quote(text)}}.encode()
-	b.process.handle(&Message{Method: "notifications/progress", Params: params})
+	b.process.handle(&Message{Method: "notifications/progress", Params: members(params)})
 }
 
-// hears returns what m was sent since the last time, a line for each message: its method, or what an answer contains.
+// hears returns what m was sent since the last time, a line for each message: its method, or what
+// an answer contains.
 func (b *bubble) hears() string {
 	synctest.Wait()
 	b.mu.Lock()
@@ -320,3 +341,135 @@ func (x *exchange) got() (status int, text string) {
 
 // pass lets time pass.
 func pass(d time.Duration) { <-time.After(d) }
+
+// echoRequest makes a ping whose id, which its answer repeats, has n bytes.
+func echoRequest(n int) func(*bubble, *testClient) *http.Request {
+	return func(b *bubble, c *testClient) *http.Request {
+		id := quote(fmt.Sprintf("%0*s", n, c.message("", "")))
+		return c.request(http.MethodPost, string(encodeRequest(id, "ping", nil)))
+	}
+}
+
+// sessionLike begins a session for the principal of another session.
+func (b *bubble) sessionLike(c *testClient) *testClient {
+	b.t.Helper()
+	session := b.open(protocols[0])
+	session.Header = c.Header
+	session.ask("ping", "")
+	return session
+}
+
+// dial opens a connection and sends a request, unless it is empty. If read is set, dial
+// reads the answer.
+func (b *bubble) dial(request string, read bool) net.Conn {
+	conn, err := b.conns.dial(b.t.Context(), "", "")
+	must(b.t, err)
+	io.WriteString(conn, request)
+	if read {
+		_, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		must(b.t, err)
+	}
+	synctest.Wait()
+	return conn
+}
+
+// checkOpen checks whether the server has closed a connection.
+func checkOpen(t *testing.T, what string, conn net.Conn, want bool) {
+	t.Helper()
+	conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+	_, err := io.Copy(io.Discard, conn)
+	check(t, what+" is open", errors.Is(err, os.ErrDeadlineExceeded), want)
+}
+
+const probe = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+// aMember returns a Caller.Member that never ends.
+func aMember() context.Context {
+	return context.WithValue(context.Background(), codesKey{}, nil)
+}
+
+var principals sync.Map // by name
+
+// principal returns the principal with a name, which never ends; "" is usher itself.
+func principal(name string) *Principal {
+	if name == "" {
+		return nil
+	}
+	p, _ := principals.LoadOrStore(name, &Principal{ctx: context.Background()})
+	return p.(*Principal)
+}
+
+// newPool returns a pool without processes, which no registry has.
+func newPool(name string, perSession bool, start func(owner *Caller) (*Worker, error)) *pool {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &pool{
+		ctx:        ctx,
+		cancel:     cancel,
+		source:     source{Name: name},
+		perSession: perSession,
+		running:    new(sync.WaitGroup),
+		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
+		started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
+		crashed:    make(map[context.Context]time.Time),
+		start:      start,
+	}
+}
+
+// close ends the processes of a pool, with the calls under way, and waits for them.
+func (p *pool) close() {
+	p.retire()
+	p.mu.Lock()
+	for _, c := range p.procs {
+		if c.worker != nil {
+			c.worker.stop()
+		}
+	}
+	p.mu.Unlock()
+	p.running.Wait()
+}
+
+// subscribable has m tell of changes of its resources, by processes that take so
+// long to start.
+func (b *bubble) subscribable(start time.Duration) {
+	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
+		pass(start)
+		w := b.worker(owner)
+		w.info = members(json.RawMessage(`{"capabilities":{"resources":{"subscribe":true}}}`))
+		return w, nil
+	})
+}
+
+// module makes a module out of "PATH:NAME tool tool", below the hosted DIR /w. A "!" before
+// it is an absent module; a tool "m@webhook" has that path in its documentation.
+func module(t testing.TB, text string) *Module {
+	t.Helper()
+	words := strings.Fields(strings.TrimPrefix(text, "!"))
+	path, name, _ := strings.Cut(words[0], ":")
+	found := source{Name: name, Kind: kindExecutable, Source: path, Root: "/w"}
+	m := &Module{source: found, checkCurrent: func() error { return nil }}
+	if text[0] != '!' {
+		m.pool = &pool{}
+	}
+	if strings.HasSuffix(path, configName) {
+		m.Kind = kindConfig
+	}
+	for _, tool := range words[1:] {
+		tool, path, _ := strings.Cut(tool, "@")
+		description := ""
+		if path != "" {
+			description = "@webhook " + path
+		}
+		definition := object{{"name", quote(tool)},
+			{"description", quote(description)}}.encode()
+		method, _ := parseMethod(definition, m.Kind)
+		m.Methods = append(m.Methods, method)
+	}
+	return m
+}
+
+// heldBytes returns the bytes that are held for all principals.
+func heldBytes(m *memory) int64 {
+	m.known.mu.Lock()
+	defer m.known.mu.Unlock()
+	return m.known.all
+}

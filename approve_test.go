@@ -1,5 +1,5 @@
-// Approval: with -require-claim, usher runs no module that is written into the workspace after the
-// start, until the owner approves it.
+// Tests of approve.go: usher runs no module that is written into the workspace after
+// the start, until the owner approves it.
 
 package main
 
@@ -9,26 +9,21 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"os/signal"
-	"path/filepath"
-	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 )
 
-// TestDroppedModule has a session with a claim write modules by a tool that it may
-// call: sources, a .mcp.json, a program, and other texts for existing ones.
-func TestDroppedModule(t *testing.T) {
+// With -require-claim, a module that is written or changed by a tool does not run before it
+// is approved, whatever its kind.
+func TestNewModuleIsRefused(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	if runtime.GOOS == "windows" {
-		skip(t, "no shell")
-	}
+	needUnix(t)
 	dir, base := t.TempDir(), t.TempDir()
 	script := func(says string) string { return "# Says it.\nsay() { echo " + says + "; }\n" }
 	source := func(says string) string {
-		return "//go:build usher\n\npackage main\n\nfunc Say() string { return \"" + says + "\" }\n"
+		return "//go:build usher\n\npackage main\n\nfunc Say() string { return \"" +
+			says + "\" }\n"
 	}
 	copyFiles(t, "testdata/shell/put", dir, "tool.usher.sh")
 	write(t, dir+"/sub/note", "")
@@ -39,17 +34,20 @@ func TestDroppedModule(t *testing.T) {
 	write(t, dir+"/built.usher.go", source("old"))
 	exe := testBinary(t)
 	server := func(tools string) string {
-		return fmt.Sprintf(`{"mcpServers":{"srv":{"command":%q,"env":{%q:"good tools=%s"}}}}`, exe, runAsFake, tools)
+		return fmt.Sprintf(`{"mcpServers":{"srv":{"command":%q,"env":{%q:"good `+
+			`tools=%s"}}}}`, exe, runAsFake, tools)
 	}
 	write(t, dir+"/.mcp.json", server("x"))
-	old := []string{"built_say", "file_x", "idle_say", "run_say", "srv_x", "time_say", "tool_back", "tool_put"}
-	d := daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
-	c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
+	old := []string{"built_say", "file_x", "idle_say", "run_say", "srv_x", "time_say",
+		"tool_back", "tool_put"}
+	d := daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim",
+		"-idle", "1ms")
+	c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir)))
 	c.awaitTools(old...)
 	says := func(tool, want string) {
 		t.Helper()
 		a := c.call(tool, "")
-		check(t, tool, strings.TrimSpace(resultText(a.result())), want)
+		check(t, tool, strings.TrimSpace(a.text()), want)
 	}
 	says("run_say", "old")
 
@@ -57,7 +55,8 @@ func TestDroppedModule(t *testing.T) {
 	evil := "#!/bin/sh\ntouch " + ran + "\n"
 	put := func(tool, path, text, mode string) {
 		t.Helper()
-		a := c.call("tool_"+tool, fmt.Sprintf(`{"path":%q,"text":%q,"mode":%q}`, path, text, mode))
+		a := c.call("tool_"+tool,
+			fmt.Sprintf(`{"path":%q,"text":%q,"mode":%q}`, path, text, mode))
 		check(t, "writing "+path, a.failure(), "")
 	}
 	entry := `{"mcpServers":{"entry":{"command":"sh","args":["-c","touch ` + ran + `"]}}}`
@@ -91,6 +90,9 @@ func TestDroppedModule(t *testing.T) {
 	}
 	for _, tool := range []string{"file_x", "built_say", "srv_x"} {
 		module, _, _ := strings.Cut(tool, "_")
+		await(t, "the end of a running process", func() bool {
+			return c.call(tool, "").text() != "old"
+		})
 		for range 3 { // a refusal is no crash, so no call has to wait
 			says(tool, fmt.Sprintf("module %q can't start: %s", module, changed))
 		}
@@ -109,17 +111,18 @@ func TestDroppedModule(t *testing.T) {
 
 	write(t, dir+"/idle.usher.sh", script("old"))
 	await(t, "the module with its old text", func() bool {
-		return strings.TrimSpace(resultText(c.call("idle_say", "").result())) == "old"
+		return strings.TrimSpace(c.call("idle_say", "").text()) == "old"
 	})
 
 	d.stop(t) // a restart approves nothing
 	d = daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
-	c, _ = openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
+	c, _ = openSession(t, d.URL, inHeader(newCode(t, base, dir)))
 	c.awaitTools("idle_say", "tool_back", "tool_put")
 	if _, err := os.Stat(ran); err == nil {
 		t.Fatal("what was written was run")
 	}
-	wantUsher(t, 0, "Approved run (shell)  "+dir+"/run", "approve", "-base", base, dir+"/run.usher.sh")
+	wantUsher(t, 0, "Approved run (shell)  "+dir+"/run", "approve", "-base", base, dir+
+		"/run.usher.sh")
 	c.awaitTools("idle_say", "run_say", "tool_back", "tool_put")
 	says("run_say", "new")
 	os.Remove(dir + "/file.usher")
@@ -128,41 +131,15 @@ func TestDroppedModule(t *testing.T) {
 	os.Remove(dir + "/sub/.mcp.json")
 	out = wantUsher(t, 0, "", "approve", "-base", base)
 	check(t, "approved modules", strings.Count(out, "Approved "), 4)
-	c.awaitTools("built_say", "evil_say", "idle_say", "run_say", "srv_x", "srv_y", "time_say", "tool_back", "tool_put")
+	c.awaitTools("built_say", "evil_say", "idle_say", "run_say", "srv_x", "srv_y",
+		"time_say", "tool_back", "tool_put")
 	for _, tool := range []string{"time_say", "evil_say", "built_say"} {
 		says(tool, "new")
 	}
-	write(t, base+"/.data/"+approvedName, "{") // approves nothing
-	await(t, "a refusal", func() bool { return strings.Contains(c.call("idle_say", "").failure(), changed) })
-	wantUsher(t, 1, "restore it", "approve", "-base", base)
 	d.stop(t)
-	_, said := serveStatus(t, nil, "-base", base, "-require-claim")
-	checkContains(t, "a start with a broken record", said, "restore it")
 	must(t, os.Remove(base+"/.data/"+approvedName))
 	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
 	d.awaitLog(t, `usher approve" below=`+dir+" modules=7\n")
-}
-
-// A module that comes into the workspace because a link replaces the served folder is not hosted.
-func TestWorkspaceReplacedByALink(t *testing.T) {
-	t.Parallel()
-	dir := tempDir(t)
-	workspace := filepath.Join(dir, "workspace")
-	write(t, dir+"/other/evil.usher.py", "")
-	must(t, os.Mkdir(workspace, 0o755))
-	r := newRegistry(registryConfig{
-		Roots:    []string{workspace},
-		CacheDir: t.TempDir(),
-		Log:      slog.New(slog.DiscardHandler),
-	})
-	defer r.Close()
-	must(t, os.Remove(workspace))
-	must(t, os.Symlink(dir+"/other", workspace))
-	r.rescan()
-	report, _ := r.Report()
-	if len(report) != 1 || report[0].Path != workspace || report[0].Err.Error() != errMoved.Error() {
-		t.Errorf("got %+v, want the folder with the error %v", report, errMoved)
-	}
 }
 
 // approveAll approves the modules below the folders, as the first start does, and returns how many were new.
@@ -185,7 +162,7 @@ func refusedModules(t *testing.T, data string, dirs ...string) (names []string) 
 		Served:     dirs,
 	})
 	defer r.Close()
-	states, _ := r.Report()
+	states := r.Catalog().modules
 	for _, s := range states {
 		if errors.Is(s.Err, errUnapproved) {
 			names = append(names, s.Name)
@@ -194,7 +171,7 @@ func refusedModules(t *testing.T, data string, dirs ...string) (names []string) 
 	return names
 }
 
-// TestApprovalCountsUnderItsDIR has a module below two served DIRs: it needs the record of both.
+// A module below two served DIRs needs the record of both.
 func TestApprovalCountsUnderItsDIR(t *testing.T) {
 	t.Parallel()
 	dir, data := tempDir(t), t.TempDir()
@@ -219,26 +196,27 @@ func TestApprovalCountsUnderItsDIR(t *testing.T) {
 	check(t, "refused by its link", refusedModules(t, data, other, dir), []string{"m"})
 }
 
-// TestPlantedInterpreter has a tool write a virtual environment beside an approved module: its Python does not run before
-// it is approved.
-func TestPlantedInterpreter(t *testing.T) {
+// A virtual environment that appears beside an approved module does not run before it is
+// approved.
+func TestNewPythonIsRefused(t *testing.T) {
 	needLanguage(t, ".py")
 	long(t)
-	if runtime.GOOS == "windows" {
-		skip(t, "no shell")
-	}
+	needUnix(t)
 	dir, base, ran := tempDir(t), t.TempDir(), t.TempDir()+"/ran"
 	write(t, dir+"/m.usher.py", "def say(): return 'said'\n")
-	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
-	c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
+	d := daemonOptions{base: base}.start(t, dir, "-require-claim", "-idle", "1ms") // ends the running process
+	c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir)))
 	c.awaitTools("m_say")
 	python := dir + "/.venv/bin/python"
 	write(t, python+".new", "#!/bin/sh\ntouch '"+ran+"'\nexec python3 \"$@\"\n")
 	must(t, os.Chmod(python+".new", 0o755))
 	must(t, os.Rename(python+".new", python))
-	check(t, "a call", resultText(c.call("m_say", "").result()),
-		`module "m" can't start: `+errUnapproved.Error())
-	d.awaitLog(t, fmt.Sprintf(`"module failed" module=m kind=python file=m.usher.py why=%q`, errUnapproved))
+	await(t, "the refusal of a new start", func() bool {
+		return c.call("m_say", "").text() == `module "m" can't start: `+errUnapproved.Error()
+	})
+	d.awaitLog(t,
+		fmt.Sprintf(`"module failed" module=m kind=python file=m.usher.py why=%q`,
+			errUnapproved))
 	await(t, "usher modules", func() bool {
 		out, _, _ := usher(t, "", "modules", "-base", base, dir)
 		return strings.Contains(out, "not hosted: "+errUnapproved.Error())
@@ -247,17 +225,15 @@ func TestPlantedInterpreter(t *testing.T) {
 		t.Fatal("the planted interpreter ran")
 	}
 	wantUsher(t, 0, "Approved m (python)", "approve", "-base", base)
-	await(t, "a call", func() bool { return resultText(c.call("m_say", "").result()) == "said" })
+	await(t, "a call", func() bool { return c.call("m_say", "").text() == "said" })
 	_, err := os.Stat(ran)
 	must(t, err)
 }
 
-// TestInterpreterChanges changes the virtual environment of an approved module.
-func TestInterpreterChanges(t *testing.T) {
+// Approval covers the interpreter of a Python module: its path, its target and pyvenv.cfg.
+func TestInterpreterIsHashed(t *testing.T) {
 	t.Parallel()
-	if runtime.GOOS == "windows" {
-		skip(t, "no such paths")
-	}
+	needUnix(t)
 	dir, outside, data := tempDir(t), tempDir(t), t.TempDir()
 	python, config := dir+"/.venv/bin/python", dir+"/.venv/pyvenv.cfg"
 	write(t, dir+"/m.usher.py", "")
@@ -275,38 +251,41 @@ func TestInterpreterChanges(t *testing.T) {
 	}{
 		{"nothing", func() {}, nil},
 		{"a new interpreter", func() { write(t, python, "1") }, []string{"m"}},
-		{"its content", func() { write(t, python, "2") }, []string{"m"}},
 		{"a link", func() { link(outside + "/system") }, []string{"m"}},
 		{"another target", func() { link(outside + "/other") }, []string{"m"}},
 		{"the content of a target outside", func() { write(t, outside+"/other", "2") }, nil},
 		{"a target inside", func() { link(dir + "/.bin/own") }, []string{"m"}},
-		{"the content of a target inside", func() { write(t, dir+"/.bin/own", "2") }, []string{"m"}},
+		{"the content of a target inside", func() {
+			write(t, dir+"/.bin/own", "2")
+		}, []string{"m"}},
 		{"a new pyvenv.cfg", func() { write(t, config, "home = /a") }, []string{"m"}},
-		{"its text", func() { write(t, config, "home = /b") }, []string{"m"}},
-		{"another file", func() { write(t, dir+"/.venv/bin/pip", "") }, nil},
-		{"no virtual environment", func() { must(t, os.RemoveAll(dir+"/.venv")) }, []string{"m"}},
+		{"no virtual environment", func() {
+			must(t, os.RemoveAll(dir+"/.venv"))
+		}, []string{"m"}},
 	} {
 		approveAll(t, data, dir)
 		step.change()
-		check(t, "refused after a change of "+step.what, refusedModules(t, data, dir), step.refused)
+		check(t, "refused after a change of "+step.what, refusedModules(t, data, dir),
+			step.refused)
 	}
 }
 
-// A link runs an approved file as another kind of module, which is not approved.
-func TestApprovedFileOfAnotherKind(t *testing.T) {
+// A link that runs an approved file as another kind of module is not approved.
+func TestApprovalIsForOneKind(t *testing.T) {
 	t.Parallel()
 	dir, data := t.TempDir(), t.TempDir()
 	write(t, dir+"/z/a.usher.sh", "# Says it.\nsay() { :; }\n")
 	must(t, os.Chmod(dir+"/z/a.usher.sh", 0o755))
 	check(t, "approved modules", approveAll(t, data, dir), 1)
 	check(t, "the file is refused", refusedModules(t, data, dir), nil)
-	must(t, errors.Join(os.Mkdir(dir+"/b", 0o755), os.Symlink("../z/a.usher.sh", dir+"/b/a.usher")))
+	must(t, errors.Join(os.Mkdir(dir+"/b", 0o755),
+		os.Symlink("../z/a.usher.sh", dir+"/b/a.usher")))
 	check(t, "the link is refused", refusedModules(t, data, dir), []string{"a"})
 }
 
-// TestWatchFlag says when a module is hosted that comes later: -watch, given, is
-// heeded.
-func TestWatchFlag(t *testing.T) {
+// A module that comes later is hosted with -watch, which is the default without
+// -require-claim.
+func TestWatchHostsLaterModules(t *testing.T) {
 	long(t)
 	for flags, want := range map[string]bool{
 		"": true, "-watch=false": false, "-require-claim -watch": true, "-require-claim": false,
@@ -316,7 +295,7 @@ func TestWatchFlag(t *testing.T) {
 			dir, base := t.TempDir(), t.TempDir()
 			writeFake(t, dir+"/a.usher", "good tools=x")
 			d := daemonOptions{base: base}.start(t, dir, strings.Fields(flags)...)
-			c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
+			c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir)))
 			c.awaitTools("a_x")
 			writeFake(t, dir+"/b.usher", "good tools=x")
 			line := `"module failed" module=b`
@@ -333,12 +312,10 @@ func TestWatchFlag(t *testing.T) {
 	}
 }
 
-// TestChangeDuringTheBuild has the file of an approved Go module change while it is built: the program does not run.
-func TestChangeDuringTheBuild(t *testing.T) {
+// The program of a Go module whose file changed while it was built does not run.
+func TestBuildChecksApproval(t *testing.T) {
 	alone(t) // it sets a variable
-	if runtime.GOOS == "windows" {
-		skip(t, "no shell")
-	}
+	needUnix(t)
 	dir, data, bin := tempDir(t), t.TempDir(), t.TempDir()
 	module, ran := dir+"/a.usher.go", bin+"/ran"
 	write(t, module, goHead+"import \"os\"\n\nfunc A() { os.Exit(1) }\n")
@@ -359,29 +336,11 @@ exec '`+program+`' "$@"
 		Served:   []string{dir},
 	})
 	defer r.Close()
-	states, _ := r.Report()
+	states := r.Catalog().modules
 	check(t, "it is refused at first", errors.Is(states[0].Err, errUnapproved), false)
 	r.WaitAll(t.Context(), patience, scopeAll())
-	states, _ = r.Report()
+	states = r.Catalog().modules
 	check(t, "it is refused after the build", errors.Is(states[0].Err, errUnapproved), true)
 	_, err = os.Stat(ran)
 	check(t, "it ran", err == nil, false)
-}
-
-// TestHangup closes the terminal of a daemon: that ends the daemon, unless nohup
-// started it.
-func TestHangup(t *testing.T) {
-	needLanguage(t, ".sh")
-	long(t)
-	if runtime.GOOS == "windows" || signal.Ignored(syscall.SIGHUP) {
-		skip(t, "no SIGHUP here, or nohup started this test")
-	}
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x")
-	d := daemonOptions{ownProcess: true}.start(t, dir)
-	d.signal(t, syscall.SIGHUP)
-
-	kept := daemonOptions{ownProcess: true, shell: `trap "" HUP`}.start(t, dir) // as nohup does
-	must(t, kept.cmd.Process.Signal(syscall.SIGHUP))
-	connect(t, kept.URL).awaitTools("a_x")
 }

@@ -52,7 +52,8 @@ func writeShared(t *testing.T, dir, name, traits string) {
 	t.Helper()
 	path := dir + "/" + configName
 	text, _ := os.ReadFile(path) // there may be none
-	entry := fmt.Sprintf(`{"command":%q,"env":{%q:%q},"shared":true}`, testBinary(t), runAsFake, traits)
+	entry := fmt.Sprintf(`{"command":%q,"env":{%q:%q},"shared":true}`, testBinary(t),
+		runAsFake, traits)
 	servers := withMember(field(text, "mcpServers"), name, json.RawMessage(entry))
 	write(t, path, string(object{{"mcpServers", servers}}.encode()))
 }
@@ -65,31 +66,8 @@ func fakeTools(t *testing.T, tools ...fakeTool) string {
 	return "toolsIn=" + path
 }
 
-// fakeTool describes a tool of a fake. Does, by default return, is one of:
-//
-//	ask             asks its client: see fakeAsk
-//	await {address} waits until nothing listens there any longer
-//	big {bytes}     returns as many bytes
-//	count           counts its calls
-//	crash           ends the process by a signal
-//	echo            returns its params as text, as does each word not listed here
-//	env {name}      returns whether there is such a variable, and its value
-//	error           answers with an error of its own
-//	fail            returns a result that is an error
-//	fault           answers with the JSON-RPC error of {code, message}
-//	grow            adds a tool
-//	hold, never     waits for release, or for its cancellation only
-//	log             sends a log message {level, data}
-//	mirror          is an echo whose parameters are repeated in headers
-//	pid             returns the id of its process
-//	progress        reports progress n times, and waits for release after hold of them
-//	release         lets all go on that wait for it
-//	result {result} returns this result
-//	return          returns its arguments as structured content
-//	roots           returns what came back to the fake of trait roots
-//	runs            returns how often each tool was called
-//	sleep {ms}      waits
-//	touch {uri}     changes a resource
+// fakeTool describes a tool of a fake. Does is one of the words at the top of
+// testkit_main_test.go; "" returns the arguments.
 type fakeTool struct {
 	Name, Doc, Does string
 	Schema          json.RawMessage
@@ -103,27 +81,8 @@ const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","
 	"n":{"type":"integer","x-mcp-header":"Number"},"on":{"type":"boolean","x-mcp-header":"On"},
 	"deep":{"type":"object","properties":{"er":{"type":"string","x-mcp-header":"Deeper"}}}}}`
 
-// fakeServer is an MCP server on stdin and stdout. Traits:
-//
-//	good            none
-//	tools=a,b       its tools, each of which does what its name says, handle left out
-//	toolsIn=FILE    its tools, as JSON
-//	await=ADDRESS   answers initialize when nothing listens there any longer
-//	child           starts a process that sleeps
-//	dies            ends at once, with a word on stderr
-//	fixed           does not declare that its tools may change
-//	garbage         writes lines to stdout that are not JSON-RPC
-//	grows           adds a tool as soon as it is initialized
-//	modern          speaks 2026-07-28 only
-//	mute            never answers
-//	names           says for which call it asks, as usher's own shims do
-//	res=NAME        has the resource NAME://one, the template NAME://many/{n} and the
-//	                prompt say, and reports changes of subscribed resources
-//	roots           asks for roots as soon as it is initialized
-//	slowstart=MS    takes so long to initialize
-//	twice           answers every call twice
-//	wants           asks for a form in prompts/get, resources/read and
-//	                resources/subscribe, and returns what came back
+// fakeServer is an MCP server on stdin and stdout, with the traits that are listed at the top of
+// testkit_main_test.go.
 type fakeServer struct {
 	traits map[string]string
 	roots  chan string // 1-buffered: what came back for roots/list
@@ -180,7 +139,10 @@ func runFake(traits string) int {
 	return 0
 }
 
-func (f *fakeServer) has(trait string) bool { _, ok := f.traits[trait]; return ok }
+func (f *fakeServer) has(trait string) bool {
+	_, ok := f.traits[trait]
+	return ok
+}
 
 // setTools sets the tools that the traits name.
 func (f *fakeServer) setTools() {
@@ -224,7 +186,7 @@ func (f *fakeServer) send(msg []byte) {
 }
 
 func (f *fakeServer) notify(method string, params json.RawMessage) {
-	f.send(encodeRequest(nil, method, params))
+	f.send(encodeRequest(nil, method, members(params)))
 }
 
 func (f *fakeServer) handle(msg *Message) {
@@ -238,7 +200,7 @@ func (f *fakeServer) handle(msg *Message) {
 			answer <- msg
 		}
 	case f.has("modern") && msg.isRequest() &&
-		(msg.Method == "initialize" || !isStateless(nil, objectOf(string(msg.Params)))):
+		(msg.Method == "initialize" || !isStateless(nil, msg.Params.object("_meta"))):
 		e := rpcErrorf(codeUnsupportedVersion, "want "+statelessProtocol)
 		e.Data = json.RawMessage(`{"supported":["` + statelessProtocol + `"]}`)
 		f.send(encodeError(msg.ID, e))
@@ -247,12 +209,14 @@ func (f *fakeServer) handle(msg *Message) {
 	case msg.Method == "notifications/initialized":
 		f.initialized()
 	case msg.Method == "notifications/cancelled":
-		f.cancel(string(field(msg.Params, "requestId")))
+		f.cancel(string(msg.Params.get("requestId")))
 	case msg.Method == "tools/call":
 		f.begin(msg)
 	case msg.isRequest():
 		if result := f.answer(msg); result != nil {
-			f.send(encodeResult(msg.ID, result))
+			f.send(encodeResult(msg.ID, members(result)))
+		} else if f.has("prompts") {
+			f.send(encodeError(msg.ID, rpcErrorf(-32603, "no %s", msg.Method)))
 		} else {
 			f.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "no %s", msg.Method)))
 		}
@@ -292,11 +256,17 @@ func (f *fakeServer) answer(msg *Message) json.RawMessage {
 		return f.initialize()
 	case "server/discover":
 		if f.has("modern") {
-			return json.RawMessage(`{"resultType":"complete","supportedVersions":["` + statelessProtocol + `"],
+			return json.RawMessage(`{"resultType":"complete","supportedVersions":["` +
+				statelessProtocol + `"],
 				"capabilities":{"tools":{}},"instructions":"A fake module. It is for tests."}`)
 		}
 	case "tools/list":
 		return f.list()
+	case "prompts/list":
+		if f.traits["prompts"] == "endless" {
+			page := strings.Repeat("x", 1<<20)
+			return json.RawMessage(`{"prompts":[],"x":"` + page + `","nextCursor":"c"}`)
+		}
 	}
 	if f.has("res") {
 		return f.answerResource(msg)
@@ -317,7 +287,11 @@ func (f *fakeServer) initialize() json.RawMessage {
 	if f.has("res") {
 		capabilities += `,"resources":{"subscribe":true},"prompts":{},"completions":{}`
 	}
-	return json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{` + capabilities + `},
+	if f.has("prompts") {
+		capabilities += `,"prompts":{}`
+	}
+	return json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{` +
+		capabilities + `},
 		"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)
 }
 
@@ -337,7 +311,8 @@ func (f *fakeServer) list() json.RawMessage {
 		if schema == nil || string(schema) == "null" {
 			schema = json.RawMessage(`{"type":"object"}`)
 		}
-		text := object{{"name", quote(tool.Name)}, {"description", quote(tool.Doc)}, {"inputSchema", schema}}
+		text := object{{"name", quote(tool.Name)}, {"description", quote(tool.Doc)},
+			{"inputSchema", schema}}
 		tools = append(tools, text.encode())
 	}
 	return marshal(map[string]any{"tools": tools})
@@ -345,8 +320,10 @@ func (f *fakeServer) list() json.RawMessage {
 
 // answerResource answers for a fake that has resources.
 func (f *fakeServer) answerResource(msg *Message) json.RawMessage {
-	name, uri := f.traits["res"], stringField(msg.Params, "uri")
-	format := func(text string, args ...any) json.RawMessage { return json.RawMessage(fmt.Sprintf(text, args...)) }
+	name, uri := f.traits["res"], msg.Params.text("uri")
+	format := func(text string, args ...any) json.RawMessage {
+		return json.RawMessage(fmt.Sprintf(text, args...))
+	}
 	switch msg.Method {
 	case "resources/list":
 		return format(`{"resources":[{"uri":"%s://one","name":"one"}]}`, name)
@@ -380,9 +357,10 @@ func (f *fakeServer) cancel(id string) {
 
 // begin begins a call.
 func (f *fakeServer) begin(msg *Message) {
-	c := &fakeCall{f: f, id: msg.ID, params: msg.Params, args: field(msg.Params, "arguments"),
+	c := &fakeCall{f: f, id: msg.ID, params: msg.Params.encode(),
+		args:      msg.Params.get("arguments"),
 		cancelled: make(chan struct{})}
-	name := stringField(msg.Params, "name")
+	name := msg.Params.text("name")
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls[string(msg.ID)] = c.cancelled
@@ -413,7 +391,7 @@ func (c *fakeCall) run() {
 	}
 	c.f.send(answer)
 	if c.f.has("twice") {
-		c.f.send(encodeResult(c.id, textResult("the second answer")))
+		c.f.send(encodeResult(c.id, members(textResult("the second answer"))))
 	}
 }
 
@@ -421,9 +399,14 @@ func (c *fakeCall) run() {
 func (c *fakeCall) answer() []byte {
 	switch c.tool.Does {
 	case "fault":
-		return encodeError(c.id, rpcErrorf(c.number("code"), "%s", stringField(c.args, "message")))
+		return encodeError(c.id,
+			rpcErrorf(c.number("code"), "%s", stringField(c.args, "message")))
 	case "error":
-		e := &rpcError{Code: -32099, Message: "an error of its own", Data: json.RawMessage(`{"n":9007199254740993}`)}
+		e := &rpcError{
+			Code:    -32099,
+			Message: "an error of its own",
+			Data:    json.RawMessage(`{"n":9007199254740993}`),
+		}
 		return encodeError(c.id, e)
 	case "ask":
 		if c.f.has("modern") {
@@ -431,12 +414,15 @@ func (c *fakeCall) answer() []byte {
 		}
 	}
 	if result := c.result(); result != nil {
-		return encodeResult(c.id, result)
+		return encodeResult(c.id, members(result))
 	}
 	return nil
 }
 
-func (c *fakeCall) number(key string) int { n, _ := strconv.Atoi(string(field(c.args, key))); return n }
+func (c *fakeCall) number(key string) int {
+	n, _ := strconv.Atoi(string(field(c.args, key)))
+	return n
+}
 
 func textResult(s string) json.RawMessage {
 	return append(append([]byte(`{"content":[{"type":"text","text":`), quote(s)...), "}]}"...)
@@ -448,17 +434,14 @@ func (c *fakeCall) result() json.RawMessage {
 	switch c.tool.Does {
 	case "", "return":
 		if c.args == nil {
-			return toolResult(json.RawMessage(`{}`))
+			return toolResult(json.RawMessage(`{}`)).encode()
 		}
-		return toolResult(c.args)
+		return toolResult(c.args).encode()
 	case "result":
 		return field(c.args, "result")
 	case "sleep":
-		return c.wait("fake: sleeping", time.After(time.Duration(c.number("ms"))*time.Millisecond), nil)
-	case "await":
-		fmt.Fprintln(os.Stderr, "fake: began "+c.tool.Name)
-		awaitEnd(stringField(c.args, "address"))
-		return textResult("done")
+		return c.wait("fake: sleeping",
+			time.After(time.Duration(c.number("ms"))*time.Millisecond), nil)
 	case "hold":
 		return c.wait("fake: began "+c.tool.Name, nil, c.gate)
 	case "never":
@@ -480,7 +463,8 @@ func (c *fakeCall) result() json.RawMessage {
 			}
 		}
 	case "log":
-		params := object{{"level", quote(stringField(c.args, "level"))}, {"data", quote(stringField(c.args, "data"))}}
+		params := object{{"level", quote(stringField(c.args, "level"))},
+			{"data", quote(stringField(c.args, "data"))}}
 		if f.has("names") {
 			params = withMeta(params, metaCall, c.id)
 		}
@@ -496,9 +480,9 @@ func (c *fakeCall) result() json.RawMessage {
 		if c.tool.Does == "count" {
 			return textResult(strconv.Itoa(f.runs[c.tool.Name]))
 		}
-		return toolResult(marshal(f.runs))
+		return toolResult(marshal(f.runs)).encode()
 	case "fail":
-		return failure("it did not work")
+		return failure("it did not work").encode()
 	case "big":
 		return textResult(strings.Repeat("x", c.number("bytes")))
 	case "grow":
@@ -556,10 +540,7 @@ type fakeAsk struct {
 	Mark  string     `json:"mark"`
 	Asks  []fakeWish `json:"asks"`
 	Copes bool       `json:"copes,omitempty"` // a refusal is no failure
-	Tells bool       `json:"tells,omitempty"` // sends progress and log messages before and after
-	Late  bool       `json:"late,omitempty"`  // when cancelled, reports that a URL was opened and asks once more
 	Bold  bool       `json:"bold,omitempty"`  // asks whatever the client has declared
-	Stays bool       `json:"stays,omitempty"` // never answers
 }
 
 type fakeWish struct {
@@ -578,7 +559,7 @@ func (f *fakeServer) request(call json.RawMessage, method string, params json.Ra
 	id := fmt.Sprintf(`"ask %d"`, f.asks)
 	f.asked[id] = answer
 	f.mu.Unlock()
-	f.send(encodeRequest(json.RawMessage(id), method, params))
+	f.send(encodeRequest(json.RawMessage(id), method, members(params)))
 	return answer
 }
 
@@ -586,11 +567,13 @@ func (f *fakeServer) request(call json.RawMessage, method string, params json.Ra
 func (f *fakeServer) askForm(msg *Message) {
 	wish := askFor("form", msg.Method)
 	said := quote(fakeAnswer(<-f.request(msg.ID, wish.Method, wish.Params)))
-	result := `{"messages":[{"content":{"text":` + string(said) + `,"type":"text"},"role":"user"}]}`
+	result := `{"messages":[{"content":{"text":` + string(said) +
+		`,"type":"text"},"role":"user"}]}`
 	if msg.Method == "resources/read" {
-		result = `{"contents":[{"text":` + string(said) + `,"uri":` + string(field(msg.Params, "uri")) + `}]}`
+		result = `{"contents":[{"text":` + string(said) + `,"uri":` +
+			string(msg.Params.get("uri")) + `}]}`
 	}
-	f.send(encodeResult(msg.ID, json.RawMessage(result)))
+	f.send(encodeResult(msg.ID, members(json.RawMessage(result))))
 }
 
 // fakeAnswer returns an answer as JSON.
@@ -598,7 +581,7 @@ func fakeAnswer(msg *Message) string {
 	if msg.Err != nil {
 		return fmt.Sprintf(`{"code":%d,"refused":%s}`, msg.Err.Code, quote(msg.Err.Message))
 	}
-	return string(msg.Result)
+	return string(msg.Result.encode())
 }
 
 // report writes a step of the tool ask to stderr.
@@ -606,25 +589,14 @@ func (a *fakeAsk) report(step string) {
 	fmt.Fprintf(os.Stderr, "fake: %s %s %d\n", step, a.Mark, os.Getpid())
 }
 
-// tell sends progress and a log message.
-func (c *fakeCall) tell(a *fakeAsk, n int, text string) {
-	if !a.Tells {
-		return
-	}
-	c.progress(n, text)
-	log := marshal(map[string]string{"level": "error", "data": text})
-	if c.f.has("names") {
-		log = setMeta(log, metaCall, c.id)
-	}
-	c.f.notify("notifications/message", log)
-}
-
 // ask is the tool ask. It returns nil for a call that was cancelled.
 func (c *fakeCall) ask() json.RawMessage {
 	var a fakeAsk
 	json.Unmarshal(c.args, &a)
-	go c.onCancelled(&a)
-	c.tell(&a, 1, a.Mark+" before")
+	go func() {
+		<-c.cancelled
+		a.report("cancelled")
+	}()
 	var answers []<-chan *Message
 	for _, wish := range a.Asks {
 		answers = append(answers, c.f.request(c.id, wish.Method, wish.Params))
@@ -641,30 +613,11 @@ func (c *fakeCall) ask() json.RawMessage {
 		}
 	}
 	a.report("answered")
-	c.tell(&a, 2, a.Mark+" after")
-	if a.Stays {
-		<-c.cancelled
-		return nil
-	}
 	result := textResult("[" + strings.Join(got, ",") + "]")
 	if failed && !a.Copes {
 		result = withMember(result, "isError", json.RawMessage("true"))
 	}
 	return result
-}
-
-// onCancelled waits for the call to be cancelled, and does what Late says.
-func (c *fakeCall) onCancelled(a *fakeAsk) {
-	<-c.cancelled
-	a.report("cancelled")
-	if !a.Late {
-		return
-	}
-	wish := a.Asks[0]
-	if id := field(wish.Params, "elicitationId"); id != nil {
-		c.f.notify("notifications/elicitation/complete", object{{"elicitationId", id}}.encode())
-	}
-	a.report("late, got " + fakeAnswer(<-c.f.request(c.id, wish.Method, wish.Params)))
 }
 
 // requireInput is the tool ask of a module that speaks 2026-07-28 only.
@@ -683,12 +636,12 @@ func (c *fakeCall) requireInput() []byte {
 		}
 		a.report("answered")
 		result := textResult("[" + strings.Join(got, ",") + "]")
-		return encodeResult(c.id, withMember(result, "resultType", quote(resultComplete)))
+		return encodeResult(c.id, members(result).set("resultType", quote(resultComplete)))
 	}
-	caps := parseClientCaps(field(field(c.params, "_meta"), metaClientCaps))
+	caps := parseClientCaps(members(field(field(c.params, "_meta"), metaClientCaps)))
 	var requests object
 	for i, wish := range a.Asks {
-		needs, _ := needsOf(wish.Method, wish.Params)
+		needs, _ := needsOf(wish.Method, members(wish.Params))
 		if lacked := needs &^ caps; lacked != 0 && !a.Bold {
 			return encodeError(c.id, missingCapability(lacked))
 		}
@@ -704,7 +657,7 @@ func (c *fakeCall) requireInput() []byte {
 		{"resultType", quote(resultInput)},
 		{"inputRequests", requests.encode()},
 		{"requestState", quote(state)},
-	}.encode())
+	})
 }
 
 // canonical returns JSON with its keys in order and no white space.

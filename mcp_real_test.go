@@ -5,12 +5,7 @@
 package main
 
 import (
-	"bytes"
-	"context"
-	"crypto/sha256"
 	"encoding/base64"
-	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,8 +18,7 @@ import (
 // clientsPatience is how long one run of a client, or of npm, may take.
 const clientsPatience = 3 * time.Minute
 
-// TestRealServers runs the checks of conformance/clients.mjs and of
-// conformance/gosdk over all transports.
+// Servers and clients of the protocol's makers work with usher, over all transports.
 func TestRealServers(t *testing.T) {
 	slow(t)
 	r := newRealWorkspace(t, npmInstall(t, "conformance"))
@@ -58,14 +52,14 @@ func TestRealServers(t *testing.T) {
 		t.Setenv(runAsUsher, "1")
 		r.runClients(t, "--", exe, "stdio", "-base", r.base, r.workspace)
 		for _, protocol := range []string{"2026-07-28", "2025-11-25"} {
-			runGoClient(t, "-protocol", protocol, "--", exe, "stdio", "-base", r.base, r.workspace)
+			runGoClient(t, "-protocol", protocol, "--", exe, "stdio", "-base", r.base,
+				r.workspace)
 		}
 	})
 }
 
-// TestClientsConnect has real clients connect, as conformance/connect.mjs lists
-// them: without a claim, with one in a header, and with one in the URL.
-func TestClientsConnect(t *testing.T) {
+// Real clients connect without a claim, with one in a header, and with one in the URL.
+func TestRealClientsConnect(t *testing.T) {
 	slow(t)
 	t.Parallel()
 	r := newRealWorkspace(t, npmInstall(t, "conformance"))
@@ -80,7 +74,8 @@ func TestClientsConnect(t *testing.T) {
 	}
 	d := daemonOptions{base: r.base, ownProcess: true}.startReady(t, r.workspace)
 	code := newClaimFor(t, r.base, filepath.Join(r.workspace, "near")).Code.Reveal()
-	out, _, err := runIn(r.scripts, "node", "connect.mjs", "--url", d.URL, "--claim", code, "--go", connect,
+	out, _, err := runIn(r.scripts, "node", "connect.mjs", "--url", d.URL, "--claim",
+		code, "--go", connect,
 		"--scratch", r.root)
 	t.Logf("connect.mjs:\n%s", out)
 	if err != nil {
@@ -92,72 +87,13 @@ func TestClientsConnect(t *testing.T) {
 // so that usher's needs no more than it does.
 func runGoClient(t *testing.T, args ...string) {
 	t.Helper()
-	out, stdout, err := runIn(filepath.Join("conformance", "gosdk"), "go", append([]string{"run", "."}, args...)...)
+	out, stdout, err := runIn(filepath.Join("conformance", "gosdk"), "go",
+		append([]string{"run", "."}, args...)...)
 	if err != nil {
 		t.Fatalf("conformance/gosdk %v: %v\n%s", args, err, out)
 	}
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
 	t.Logf("conformance/gosdk %s: %s", strings.Join(args, " "), lines[len(lines)-1])
-}
-
-// npmInstall returns a folder whose node_modules is what the lock in a folder names. It
-// is in the user's cache and may be deleted at any time. A new one is renamed into
-// place, so it is complete if it exists.
-func npmInstall(t *testing.T, from string) string {
-	t.Helper()
-	need(t, "node")
-	need(t, "npm")
-	manifest := []string{".npmrc", "package.json", "package-lock.json"}
-	sum := sha256.New()
-	for _, name := range manifest {
-		content := readFile(t, filepath.Join(from, name))
-		fmt.Fprintf(sum, "%s %d\n%s", name, len(content), content)
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = t.TempDir() // nothing outlives the test then
-	}
-	dir := filepath.Join(cache, "usher-"+filepath.Base(from), fmt.Sprintf("%x", sum.Sum(nil)[:8]))
-	if _, err := os.Stat(dir); err == nil {
-		return dir
-	}
-	must(t, os.MkdirAll(filepath.Dir(dir), 0o755))
-	fresh, err := os.MkdirTemp(filepath.Dir(dir), "installing-")
-	must(t, err)
-	defer os.RemoveAll(fresh)
-	copyFiles(t, from, fresh, manifest...)
-	if out, _, err := runIn(fresh, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"); err != nil {
-		t.Logf("npm ci: %v\n%s", err, out)
-		lack(t, "npm ci")
-	}
-	if err := os.Rename(fresh, dir); err != nil {
-		_, err := os.Stat(dir) // another test may have been quicker
-		must(t, err)
-	}
-	return dir
-}
-
-// copyFiles copies files from a folder to another.
-func copyFiles(t *testing.T, from, to string, names ...string) {
-	t.Helper()
-	for _, name := range names {
-		content := readFile(t, filepath.Join(from, name))
-		write(t, filepath.Join(to, name), string(content))
-	}
-}
-
-// runIn runs a program in a folder; out is all that it says, stdout only that.
-func runIn(dir, program string, args ...string) (out, stdout string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), clientsPatience)
-	defer cancel()
-	var all output
-	var only bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Dir = dir
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(&all, &only), &all
-	cmd.WaitDelay = 10 * time.Second // for a grandchild that holds its output open
-	err = cmd.Run()
-	return all.String(), only.String(), err
 }
 
 // realWorkspace is what usher hosts, and what the clients are run from.
@@ -193,7 +129,8 @@ func (r *realWorkspace) reset(t *testing.T) {
 		must(t, os.RemoveAll(path))
 	}
 	// Each server has a path below root among its arguments, by which awaitNoProcess knows it.
-	places := strings.NewReplacer("SERVERS", filepath.Join(r.installed, "node_modules", "@modelcontextprotocol"),
+	places := strings.NewReplacer("SERVERS",
+		filepath.Join(r.installed, "node_modules", "@modelcontextprotocol"),
 		"ROOT", r.root, "FILES", r.files, "MEMORY", r.memory())
 	servers := string(readFile(t, "testdata/real/servers.json"))
 	write(t, filepath.Join(r.workspace, ".mcp.json"), places.Replace(servers))
@@ -203,7 +140,8 @@ func (r *realWorkspace) reset(t *testing.T) {
 	write(t, filepath.Join(r.files, "pixel.png"), string(pixel))
 	write(t, filepath.Join(r.root, "secret.txt"), "nothing for the filesystem server")
 	var out output
-	if status := run(t.Context(), []string{"modules", "-base", r.base, r.workspace}, strings.NewReader(""), &out, &out,
+	if status := run(t.Context(), []string{"modules", "-base", r.base, r.workspace},
+		strings.NewReader(""), &out, &out,
 		os.LookupEnv); status != 0 {
 		t.Fatalf("usher modules: status %d\n%s", status, &out)
 	}
@@ -212,7 +150,8 @@ func (r *realWorkspace) reset(t *testing.T) {
 func (r *realWorkspace) memory() string { return filepath.Join(r.root, "memory.jsonl") }
 
 // pixelPNG is an image of one pixel.
-const pixelPNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+const pixelPNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhf" +
+	"DwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
 // runClients runs the checks of clients.mjs.
 func (r *realWorkspace) runClients(t *testing.T, server ...string) {

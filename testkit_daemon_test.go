@@ -4,15 +4,22 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,12 +105,19 @@ func startFakes(t *testing.T, fakes ...string) *testDaemon {
 // launch is start without waiting.
 func (o daemonOptions) launch(t *testing.T, dir string, flags ...string) *testDaemon {
 	t.Helper()
-	d := &testDaemon{Base: o.base, Dir: dir, Out: &output{}, Log: &output{}, done: make(chan struct{})}
+	d := &testDaemon{
+		Base: o.base,
+		Dir:  dir,
+		Out:  &output{},
+		Log:  &output{},
+		done: make(chan struct{}),
+	}
 	if d.Base == "" {
 		d.Base = t.TempDir()
 	}
 	d.Log.rest = o.log
-	args := slices.Concat([]string{"serve", "-addr", "127.0.0.1:0", "-base", d.Base}, flags, []string{dir})
+	args := slices.Concat([]string{"serve", "-addr", "127.0.0.1:0", "-base", d.Base},
+		flags, []string{dir})
 	if o.ownProcess {
 		o.startProcess(t, d, args)
 	} else {
@@ -128,7 +142,8 @@ func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, args []string) 
 	exe := testBinary(t)
 	d.cmd = exec.Command(exe, args...)
 	if o.shell != "" {
-		d.cmd = exec.Command("sh", append([]string{"-c", o.shell + `; exec "$0" "$@"`, exe}, args...)...)
+		d.cmd = exec.Command("sh",
+			append([]string{"-c", o.shell + `; exec "$0" "$@"`, exe}, args...)...)
 	}
 	d.cmd.Env = append(os.Environ(), runAsUsher+"=1")
 	for name, value := range o.env {
@@ -165,7 +180,9 @@ func (d *testDaemon) awaitReady(t *testing.T) {
 // awaitLog waits until the log has a text.
 func (d *testDaemon) awaitLog(t *testing.T, text string) {
 	t.Helper()
-	d.Log.await(t, text+" in the log", nil, func(log string) bool { return strings.Contains(log, text) })
+	d.Log.await(t, text+" in the log", nil, func(log string) bool {
+		return strings.Contains(log, text)
+	})
 }
 
 // stop ends the daemon, which may have ended before, and returns its status.
@@ -207,7 +224,8 @@ func (d *testDaemon) hidesCodes(t *testing.T, codes ...string) {
 	t.Helper()
 	text := d.Log.String() + d.Out.String()
 	for _, code := range codes {
-		for _, spelled := range []string{code[:3] + "-" + code[3:], code, code[:4], code[2:], code[1:5],
+		for _, spelled := range []string{code[:3] + "-" + code[3:], code, code[:4],
+			code[2:], code[1:5],
 			strings.ToLower(code)} {
 			onlyDigits := strings.Trim(spelled, "0123456789-") == ""
 			if !onlyDigits && strings.Contains(text, spelled) {
@@ -226,7 +244,8 @@ var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
 func modulesOf(t *testing.T, dir string, env map[string]string) string {
 	t.Helper()
 	var out, log output
-	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log,
+	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir},
+		strings.NewReader(""), &out, &log,
 		lookupIn(env)); code != 0 {
 		t.Fatalf("usher modules: status %d: %s", code, log.String())
 	}
@@ -246,6 +265,12 @@ func newClaimFor(t *testing.T, base, dir string) Claim {
 	c, err := openStore(t, base).Create(t.Context(), dir, "test", time.Hour)
 	must(t, err)
 	return c
+}
+
+// newCode creates a claim for a folder and returns its code.
+func newCode(t *testing.T, base, dir string) string {
+	t.Helper()
+	return newClaimFor(t, base, dir).Code.Reveal()
 }
 
 // revoke revokes a claim of a base folder.
@@ -295,8 +320,10 @@ const shown = secretHeader + ": " + testSecret
 
 // hookClient follows no redirect: there must be none.
 var hookClient = &http.Client{
-	Timeout:       2 * patience,
-	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	Timeout: 2 * patience,
+	CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	},
 }
 
 // hookRequest returns a request to a path below /webhook/. Headers are "Name: value".
@@ -332,11 +359,14 @@ func (d *testDaemon) send(t *testing.T, method, path, body string, headers ...st
 // deliver posts a JSON body.
 func (d *testDaemon) deliver(t *testing.T, path, body string, headers ...string) answer {
 	t.Helper()
-	return d.send(t, http.MethodPost, path, body, append([]string{"Content-Type: application/json"}, headers...)...)
+	return d.send(t, http.MethodPost, path, body,
+		append([]string{"Content-Type: application/json"}, headers...)...)
 }
 
 // address returns the host and port at which the daemon listens.
-func (d *testDaemon) address() string { return strings.Trim(strings.TrimPrefix(d.URL, "http:"), "/") }
+func (d *testDaemon) address() string {
+	return strings.Trim(strings.TrimPrefix(d.URL, "http:"), "/")
+}
 
 // raw sends bytes unchanged and reads the answer, which may come before all of rest has
 // been sent.
@@ -371,7 +401,8 @@ func checkError(t *testing.T, what string, a answer, status int) {
 	if a.Status != status {
 		return
 	}
-	check(t, what+": the body has an error", stringField(json.RawMessage(a.Body), "error") != "", true)
+	check(t, what+": the body has an error",
+		stringField(json.RawMessage(a.Body), "error") != "", true)
 	checkContains(t, what+": Content-Type", a.Header.Get("Content-Type"), "application/json")
 	checkHeaders(t, what, a)
 }
@@ -389,4 +420,173 @@ func (d *testDaemon) runs(t *testing.T, module, tool string) int {
 	a := d.deliver(t, module+"/handleRuns", `{}`, shown)
 	n, _ := strconv.Atoi(string(field(json.RawMessage(a.Body), tool)))
 	return n
+}
+
+// namesOf is the names of a fake's tools.
+func namesOf(module string) []string {
+	var names []string
+	for name := range strings.SplitSeq(usualTools, ",") {
+		names = append(names, module+"_"+name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// What lists of tools contain: in all of twoProjects, in its folders, or what a
+// request gets that is refused.
+const (
+	seesAll   = "a_pid a_sleep a_x b_x c_x"
+	seesProj  = "a_pid a_sleep a_x"
+	seesOther = "b_x"
+	seesNone  = ""
+)
+
+// projects is a daemon over twoProjects, which has looked at its modules.
+type projects struct {
+	*testDaemon
+	t       *testing.T
+	options daemonOptions
+	dir     string
+}
+
+func startProjects(t *testing.T, flags ...string) *projects {
+	t.Helper()
+	return daemonOptions{}.startProjects(t, flags...)
+}
+
+func (o daemonOptions) startProjects(t *testing.T, flags ...string) *projects {
+	t.Helper()
+	o.base = t.TempDir()
+	p := &projects{t: t, options: o, dir: twoProjects(t)}
+	p.testDaemon = o.start(t, p.dir, flags...)
+	p.awaitReady(t)
+	return p
+}
+
+// restart stops the daemon and starts it again; clients of it go on.
+func (p *projects) restart(clients []*testClient, flags ...string) {
+	p.t.Helper()
+	p.stop(p.t)
+	p.testDaemon = p.options.start(p.t, p.dir, flags...)
+	p.awaitReady(p.t)
+	for _, c := range clients {
+		c.URL = p.URL
+	}
+}
+
+// code makes a claim for a folder, and returns its code.
+func (p *projects) code(folder string) string {
+	p.t.Helper()
+	return newCode(p.t, p.Base, p.dir+folder)
+}
+
+func (p *projects) revoke(code string) {
+	p.t.Helper()
+	revoke(p.t, p.Base, Code(code))
+}
+
+// session begins a session by a request that present changes.
+func (p *projects) session(present func(*http.Request)) *testClient {
+	p.t.Helper()
+	c, _ := openSession(p.t, p.URL, present)
+	return c
+}
+
+// claimsFile returns the path of the claims.
+func (p *projects) claimsFile() string { return p.Base + "/.data/claims.json" }
+
+// putClaims replaces the claims at once, as usher does.
+func (p *projects) putClaims(text string) {
+	p.t.Helper()
+	write(p.t, p.claimsFile()+".new", text)
+	must(p.t, os.Rename(p.claimsFile()+".new", p.claimsFile()))
+}
+
+// claimRecord returns the text of a claim for a folder.
+func (p *projects) claimRecord(code, folder string, created any, life time.Duration) string {
+	return string(marshal(map[string]any{
+		"code":      code,
+		"scopeDir":  p.dir + folder,
+		"createdAt": created,
+		"expiresAt": time.Now().Add(life).UTC(),
+	}))
+}
+
+// checkSees checks what a request of a session that present changes lists.
+func checkSees(t *testing.T, what string, c *testClient, present func(*http.Request), want string) {
+	t.Helper()
+	check(t, what, listTools(c, present), want)
+}
+
+// checkRefused checks the refusal of a code, which must not make clients look for a login.
+func checkRefused(t *testing.T, a answer, says string) {
+	t.Helper()
+	check(t, "status of a refusal", a.Status, 400)
+	checkContains(t, "a refusal", a.failure(), says, claimHeader)
+	check(t, "its session", a.Header.Get(sessionHeader), "")
+	check(t, "its challenge", a.Header.Get("WWW-Authenticate"), "")
+}
+
+// testGate returns a gate over the claims and the session key of a data folder.
+func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	store := openClaims(data, log)
+	t.Cleanup(store.Close)
+	key, err := readSessionKey(data, log)
+	must(t, err)
+	return newGate(store, key, require, log), store
+}
+
+// oneFake serves a workspace with one module, "a", that is a good fake.
+func oneFake(t *testing.T, flags ...string) *testClient {
+	t.Helper()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	d := startDaemon(t, dir, flags...)
+	c := connect(t, d.URL)
+	c.daemon = d
+	return c
+}
+
+// markVar is a variable of the environment that marks processes, and what they start.
+const markVar = "USHER_TEST_MARK"
+
+// markProcesses returns a value of markVar, and a function that lists the ids and command
+// lines of the processes with it.
+func markProcesses(t *testing.T) (mark string, list func() string) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		skip(t, "looks at /proc")
+	}
+	mark = t.TempDir()
+	return mark, func() string {
+		var list []string
+		dirs, _ := filepath.Glob("/proc/[0-9]*")
+		for _, dir := range dirs {
+			cmdline, _ := os.ReadFile(dir + "/cmdline")
+			if len(cmdline) == 0 {
+				continue // a thread of the kernel, or a process that has ended
+			}
+			environ, _ := os.ReadFile(dir + "/environ")
+			if bytes.Contains(environ, []byte(markVar+"="+mark)) {
+				list = append(list, filepath.Base(dir)+" "+
+					strings.ReplaceAll(string(cmdline), "\x00", " "))
+			}
+		}
+		return strings.Join(list, "\n")
+	}
+}
+
+// The signers here are written from the providers' documents, not with the code
+// that they test.
+
+func hmacOf(key, text string) []byte {
+	mac := hmac.New(sha256.New, []byte(key))
+	mac.Write([]byte(text))
+	return mac.Sum(nil)
+}
+
+func gitHubSignature(key, body string) string {
+	return "sha256=" + hex.EncodeToString(hmacOf(key, body))
 }

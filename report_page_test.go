@@ -5,13 +5,9 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 )
 
 // pageAccept is what browsers send.
@@ -23,7 +19,8 @@ func pageModules(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	script := "</dl><script>document.title='taken'</script><img src=x onerror=alert(1)>{{.Nonce}}."
-	writeTools(t, dir+"/proj/a.usher", fakeTool{Name: "handleIt", Doc: `Takes <b>it</b> & "more".`},
+	writeTools(t, dir+"/proj/a.usher",
+		fakeTool{Name: "handleIt", Doc: `Takes <b>it</b> & "more".`},
 		fakeTool{Name: "plain", Doc: script, Schema: json.RawMessage(mirrorSchema)})
 	writeTools(t, dir+"/proj/t.usher", fakeTool{Name: "handleTwin"})
 	writeTools(t, dir+"/other/b.usher", fakeTool{Name: "secret", Doc: "Keeps it."})
@@ -38,7 +35,8 @@ func getPage(t *testing.T, url, path string, present func(*http.Request)) answer
 	c := newClient(t, url)
 	req := c.request(http.MethodGet, "")
 	req.URL.Path = path
-	req.Header = http.Header{"Accept": {pageAccept}, "Sec-Fetch-Mode": {"navigate"}, "Sec-Fetch-Dest": {"document"},
+	req.Header = http.Header{"Accept": {pageAccept}, "Sec-Fetch-Mode": {"navigate"},
+		"Sec-Fetch-Dest": {"document"},
 		"Sec-Fetch-Site": {"cross-site"}}
 	present(req)
 	return c.do(req)
@@ -48,19 +46,24 @@ func getPage(t *testing.T, url, path string, present func(*http.Request)) answer
 type pageView struct{ shows, omits []string }
 
 var (
-	pageOfAll = pageView{[]string{"b_secret", "webhook/other-t/handleTwin", "a_plain", "other/broken.usher"},
+	pageOfAll = pageView{[]string{"b_secret", "webhook/other-t/handleTwin", "a_plain",
+		"other/broken.usher"},
 		[]string{"YOUR-CODE", "<form"}}
 	pageOfGuest = pageView{pageOfAll.shows[:3], []string{"broken", "<form"}}
-	pageOfProj  = pageView{[]string{"a_plain", "Parameters: region, n, on", "webhook/a/handleIt<",
+	pageOfProj  = pageView{[]string{"a_plain", "Parameters: region, n, on",
+		"webhook/a/handleIt<",
 		"webhook/t/handleTwin<", "YOUR-CODE"}, []string{"secret", "other", "broken"}}
 )
 
 func pageRefusal(says string) pageView {
 	says = strings.TrimSuffix(says, ": "+howToPresent)
-	return pageView{[]string{says, "YOUR-CODE", `name="claim"`}, []string{"handle", "secret", "other", "broken"}}
+	return pageView{[]string{says, "YOUR-CODE", `name="claim"`},
+		[]string{"handle", "secret", "other", "broken"}}
 }
 
-func TestPage(t *testing.T) {
+// The page shows a visitor what the presented code or session shows, and is never kept or
+// framed.
+func TestPageShowsTheScope(t *testing.T) {
 	t.Parallel()
 	dir, base := pageModules(t), t.TempDir()
 	d := daemonOptions{base: base}.startReady(t, dir)
@@ -84,7 +87,8 @@ func TestPage(t *testing.T) {
 					wantStatus(t, "page", a, row.status)
 					checkContains(t, "page", a.Body, row.view.shows...)
 					checkOmits(t, "page", a.Body, row.view.omits...)
-					checkOmits(t, "page", a.Body, "<script", "<b>", "<img", dir, code, endedCode)
+					checkOmits(t, "page", a.Body, "<script", "<b>", "<img", dir, code,
+						endedCode)
 					checkPageHeaders(t, a)
 				})
 			}
@@ -99,7 +103,8 @@ func TestPage(t *testing.T) {
 		{"an unknown session", noSession, 404, pageRefusal("this session is unknown")},
 	})
 	for name, value := range map[string]string{
-		"X-Forwarded-For": "192.0.2.1", "Host": "evil.example", "Origin": "null", "Sec-Fetch-Dest": "iframe",
+		"X-Forwarded-For": "192.0.2.1", "Host": "evil.example", "Origin": "null",
+		"Sec-Fetch-Dest": "iframe",
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := getPage(t, d.URL, "/", func(r *http.Request) {
@@ -120,11 +125,7 @@ func TestPage(t *testing.T) {
 	look([]row{
 		{"nothing, with -require-claim", presentNothing, 400, pageRefusal(needsCode)},
 		{"a valid code, with -require-claim", inQuery(code), 200, pageOfProj},
-		{"an unknown code, with -require-claim", inQuery("AAAAAA"), 400, pageRefusal(errBadCode.Error())},
 		{"an earlier session with a claim", inSession, 200, pageOfProj},
-		{"a valid code in the header", inHeader(code), 200, pageOfProj},
-		{"a revoked code, with -require-claim", inQuery(endedCode), 400, pageRefusal(errBadCode.Error())},
-		{"an empty code", inQuery(""), 400, pageRefusal(needsCode)},
 	})
 	d.hidesCodes(t, code, endedCode)
 }
@@ -147,43 +148,24 @@ func checkPageHeaders(t *testing.T, a answer) {
 	}
 }
 
-// Codes on the page are looked up in turns, like all others.
-func TestGuessingOnThePage(t *testing.T) {
-	t.Parallel()
-	data := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
-		g, _ := testGate(t, data, true)
-		log := slog.New(slog.DiscardHandler)
-		server := newServer(serverConfig{gate: g, log: log, stopped: t.Context()})
-		d := &daemon{flags: &serveFlags{}, log: log, server: server}
-		start := time.Now()
-		for _, code := range unknownCodes(guessBudget + 2) {
-			w := httptest.NewRecorder()
-			r := httptest.NewRequest(http.MethodGet, "/?claim="+code, nil)
-			r.Header.Set("Accept", pageAccept)
-			d.servePage(w, r)
-			check(t, "status", w.Code, 400)
-			checkContains(t, "the page", w.Body.String(), "the presented claim code is unknown or has ended.")
-		}
-		check(t, "the time that two guesses past the limit take", time.Since(start), turnEvery)
-	})
-}
-
-// TestPageInABrowser looks at the page in Chromium: in narrow and wide windows, light and dark.
+// The page fits narrow and wide windows, light and dark, and runs nothing that a module
+// says.
 func TestPageInABrowser(t *testing.T) {
 	slow(t)
 	need(t, "chromium")
 	need(t, "node")
 	dir, base := pageModules(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
-	code := newClaimFor(t, base, dir+"/proj").Code.Reveal()
+	code := newCode(t, base, dir+"/proj")
 	for what, query := range map[string]string{"refused": "", "tools": "?claim=" + code} {
 		t.Run(what, func(t *testing.T) {
-			out, _, err := runIn(".", "node", "testdata/page/look.mjs", d.URL+query, t.TempDir())
+			out, _, err := runIn(".", "node", "testdata/page/look.mjs", d.URL+query,
+				t.TempDir())
 			must(t, err)
 			const form = `{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"broken":0,` +
 				`"text":%v,"size":"16px"}` + "\n"
-			light, dark := fmt.Sprintf(form, false, query != ""), fmt.Sprintf(form, true, query != "")
+			light, dark := fmt.Sprintf(form, false, query != ""), fmt.Sprintf(form,
+				true, query != "")
 			check(t, "the page", out, light+dark+light+dark)
 		})
 	}

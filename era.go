@@ -1,8 +1,10 @@
-// MCP's revisions: their constants, and how they differ. Up to 2025-11-25 a client
-// identifies itself once, in initialize. From 2026-07-28 on, each request identifies the
-// client in _meta, and each result states its type. The functions here convert messages
-// between the two forms, and check capabilities and headers. They depend on nothing but
-// the message.
+// The two eras of MCP, and everything that differs between them. Up to 2025-11-25 a client
+// has a session and identifies itself once, in initialize. From 2026-07-28 on, it has none:
+// each request identifies the client in _meta, and each result states its type. Inside of
+// usher there is one form: params without such an identity, which is in the Caller instead,
+// and results without a type, unless they ask for input. The functions here convert to and
+// from this form, for clients and for modules, and check capabilities and headers. They
+// depend on nothing but the message.
 
 package main
 
@@ -10,6 +12,7 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"math"
 	"net/http"
 	"runtime/debug"
@@ -35,7 +38,7 @@ var spoken = marshal(append([]string{statelessProtocol}, protocols...))
 // hasSessions reports whether version is a supported revision with sessions.
 func hasSessions(version string) bool { return slices.Contains(protocols, version) }
 
-// eras are the kinds of clients that may use a method.
+// eras are the eras of clients that may use a method.
 type eras int
 
 const (
@@ -54,8 +57,8 @@ const (
 	claimHeader    = "Mcp-Claim-Code"
 )
 
-// The keys of _meta (MCP 2026-07-28, basic/index, "_meta"). metaCall is usher's own: in
-// a message of one of usher's shims, it names the call that the message belongs to.
+// The keys of _meta (MCP 2026-07-28, basic/index, "_meta"). usher's own begin with ownPrefix.
+// In a message of one of usher's shims, metaCall names the call that the message belongs to.
 const (
 	metaProtocol     = "io.modelcontextprotocol/protocolVersion"
 	metaClientInfo   = "io.modelcontextprotocol/clientInfo"
@@ -63,7 +66,8 @@ const (
 	metaLogLevel     = "io.modelcontextprotocol/logLevel"
 	metaSubscription = "io.modelcontextprotocol/subscriptionId"
 	metaServerInfo   = "io.modelcontextprotocol/serverInfo"
-	metaCall         = "usher/call"
+	metaCall         = ownPrefix + "call"
+	ownPrefix        = "usher/"
 )
 
 // The error codes of MCP (2026-07-28, basic/index, "Error Codes"). Only the earlier
@@ -121,15 +125,15 @@ var capabilityForms = []struct {
 }
 
 // parseClientCaps reads the capabilities that a client declares.
-func parseClientCaps(raw json.RawMessage) clientCaps {
+func parseClientCaps(declared object) clientCaps {
 	var caps clientCaps
 	for _, c := range capabilityForms {
-		declared := field(raw, c.key)
-		if declared != nil && (c.part == "" || field(declared, c.part) != nil) {
+		value := declared.get(c.key)
+		if value != nil && (c.part == "" || members(value).get(c.part) != nil) {
 			caps |= c.bit
 		}
 	}
-	if field(raw, "elicitation") != nil && caps&capElicitURL == 0 {
+	if declared.get("elicitation") != nil && caps&capElicitURL == 0 {
 		caps |= capElicitForm // {} means form (client/elicitation, "Capabilities")
 	}
 	return caps
@@ -157,22 +161,36 @@ func (c clientCaps) encode() json.RawMessage {
 
 // needsOf returns the capabilities that a client needs to answer a request. It returns
 // false for a method that clients don't answer.
-func needsOf(method string, params json.RawMessage) (needs clientCaps, ok bool) {
+func needsOf(method string, params object) (needs clientCaps, ok bool) {
 	switch method {
 	case "roots/list":
 		return capRoots, true
 	case "sampling/createMessage":
-		if field(params, "tools") != nil {
+		if params.get("tools") != nil {
 			return capSampling | capSamplingTools, true
 		}
 		return capSampling, true
 	case "elicitation/create":
-		if stringField(params, "mode") == "url" {
+		if params.text("mode") == "url" {
 			return capElicitURL, true
 		}
 		return capElicitForm, true
 	}
 	return 0, false
+}
+
+// checkAsk returns an error, and the capabilities that are missing, unless a client with
+// these capabilities can answer a request.
+func (c clientCaps) checkAsk(method string, params object) (lacked clientCaps, err error) {
+	needs, known := needsOf(method, params)
+	lacked = needs &^ c
+	switch {
+	case !known:
+		err = rpcErrorf(codeNoMethod, "unknown method %s", clipText(method, 100))
+	case lacked != 0:
+		err = errMissingCaps(lacked)
+	}
+	return lacked, err
 }
 
 // missingCapability returns the error for a client's request that needs capabilities
@@ -202,63 +220,68 @@ func errMissingCaps(lacked clientCaps) *rpcError {
 		strings.Join(names, ", "))
 }
 
-// parseParams returns the params of a client's request, without members that a module
-// could take for members that usher reads or sets, such as a second "arguments" or a
-// "Name". With them, a client could set webhookParam, call another tool than the log
-// reports, or use the progress token of another call.
-func parseParams(raw json.RawMessage) object {
-	params := members(raw).withoutLookalikes(knownParams)
-	for _, key := range []string{"ref", "_meta"} {
-		value := members(params.get(key))
-		if clean := value.withoutLookalikes(knownParams); len(clean) < len(value) {
-			params = params.set(key, clean.encode())
-		}
+// parseParams converts the params of a client's request to usher's own form. It returns the
+// members of _meta that identify the client apart, and drops usher's own, as clients must not
+// name a call. It also drops members that a module could take for members that usher reads or
+// sets, such as a second "arguments" or a "Name". With them, a client could set webhookParam,
+// call another tool than the log reports, or use the progress token of another call.
+func parseParams(sent object) (params, identity object) {
+	params = sent.withoutLookalikes(knownParams)
+	ref := params.object("ref")
+	if clean := ref.withoutLookalikes(knownParams); len(clean) < len(ref) {
+		params = params.set("ref", clean.encode())
 	}
-	return params
+	meta := params.object("_meta")
+	identity = meta.withoutLookalikes(knownParams)
+	kept := slices.DeleteFunc(slices.Clone(identity), func(f member) bool {
+		return strings.HasPrefix(f.key, ownPrefix) || slices.Contains(identityKeys, f.key)
+	})
+	if len(kept) < len(meta) {
+		params = params.set("_meta", kept.encode())
+	}
+	return params, identity
 }
 
 // knownParams are the members that usher reads or sets in params, their ref and _meta.
-var knownParams = []string{
+var knownParams = append([]string{
 	"name", "arguments", "uri", "ref", "type", "_meta", "inputResponses", "requestState",
-	"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel,
-}
+	"progressToken", metaCall,
+}, identityKeys...)
+
+// identityKeys are the members of _meta that identify a client.
+var identityKeys = []string{metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel}
 
 // withMeta returns params, or a result, with a key of its _meta set.
 func withMeta(params object, key string, value json.RawMessage) object {
-	return params.set("_meta", withMember(params.get("_meta"), key, value))
-}
-
-// statefulParams converts the params of a stateless request, whose _meta identifies the
-// client, for a peer that has sessions.
-func statefulParams(params object) object {
-	meta := members(params.get("_meta"))
-	meta = meta.without(metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel)
-	return params.without("inputResponses", "requestState").set("_meta", meta.encode())
+	return params.set("_meta", params.object("_meta").set(key, value).encode())
 }
 
 // stripCallID returns params, or an empty object for none, without the id of the call,
 // which is not for clients.
-func stripCallID(params json.RawMessage) json.RawMessage {
-	list := members(params)
-	meta := members(list.get("_meta")).without(metaCall)
+func stripCallID(params object) object {
+	meta := params.object("_meta").without(metaCall)
 	if len(meta) == 0 {
-		return list.without("_meta").encode()
-	}
-	return list.set("_meta", meta.encode()).encode()
-}
-
-// statelessParams converts a request's params for a peer without sessions. caps are the
-// capabilities that the client declared. level is the lowest severity of log messages
-// that the client wants, or "" for no messages.
-func statelessParams(params object, caps clientCaps, level string) object {
-	meta := members(params.get("_meta"))
-	meta = meta.set(metaProtocol, quote(statelessProtocol)).
-		set(metaClientInfo, usherInfo()).
-		set(metaClientCaps, caps.encode())
-	if level != "" {
-		meta = meta.set(metaLogLevel, quote(level))
+		return params.without("_meta")
 	}
 	return params.set("_meta", meta.encode())
+}
+
+// clientProfile is what a client states about itself.
+type clientProfile struct {
+	caps  clientCaps
+	level string // lowest severity of log messages that it wants; "" if not stated
+}
+
+// identify returns the _meta of a request for a module without sessions. To modules, usher
+// is the client, with the capabilities and the log level of its own client.
+func identify(meta object, client clientProfile) object {
+	meta = meta.set(metaProtocol, quote(statelessProtocol)).
+		set(metaClientInfo, usherInfo()).
+		set(metaClientCaps, client.caps.encode())
+	if client.level != "" {
+		meta = meta.set(metaLogLevel, quote(client.level))
+	}
+	return meta
 }
 
 // usherInfo returns usher's name and version, for its clients and its modules.
@@ -272,25 +295,29 @@ const (
 	resultInput    = "input_required"
 )
 
-// statelessResult converts a result for a client without sessions, by adding the members
-// that every result has there. life is how many milliseconds the client may cache a
-// complete result, or "" if the method's results have no such member. Only this client
-// may cache it.
-func statelessResult(result json.RawMessage, life string) json.RawMessage {
-	list := members(result)
-	if list.get("resultType") == nil {
-		list = list.set("resultType", quote(resultComplete))
+// forClient converts a result for a client of an era. life is how many milliseconds a client
+// without sessions, and nobody else, may cache a complete result, or "" if the method's
+// results have no such member.
+func (result object) forClient(era eras, life string) object {
+	if era == stateful {
+		return result.without("resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
 	}
-	if life != "" && list.text("resultType") == resultComplete {
-		list = list.set("ttlMs", json.RawMessage(life)).set("cacheScope", quote("private"))
+	if result.get("resultType") == nil {
+		result = result.set("resultType", quote(resultComplete))
 	}
-	return withMeta(list, metaServerInfo, usherInfo()).encode()
+	if life != "" && result.text("resultType") == resultComplete {
+		result = result.set("ttlMs", json.RawMessage(life)).set("cacheScope", quote("private"))
+	}
+	return withMeta(result, metaServerInfo, usherInfo())
 }
 
-// statefulResult converts a result of a stateless module for a client with sessions.
-func statefulResult(result json.RawMessage) json.RawMessage {
-	list := members(result)
-	return list.without("resultType", "ttlMs", "cacheScope", "requestState", "inputRequests").encode()
+// errorForClient converts an error for a client of an era.
+func errorForClient(err error, era eras) error {
+	rpc, ok := errors.AsType[*rpcError](err)
+	if !ok || era == stateful || rpc.Code != codeNoResource {
+		return err
+	}
+	return &rpcError{codeInvalidParams, rpc.Message, rpc.Data}
 }
 
 // rpcStatus returns the HTTP status for an error code. From MCP 2026-07-28 on
@@ -319,39 +346,46 @@ func parseInitialize(params object) (protocol string, caps clientCaps, err error
 	if !hasSessions(protocol) {
 		protocol = protocols[0]
 	}
-	return protocol, parseClientCaps(params.get("capabilities")), nil
+	return protocol, parseClientCaps(params.object("capabilities")), nil
 }
 
 // isStateless reports whether a request is of the revision without sessions: its header
-// names that version or an unknown one, or its _meta names any version. h is nil if the
+// names that version or an unknown one, or its identity names any version. h is nil if the
 // transport has no headers.
-func isStateless(h http.Header, params object) bool {
+func isStateless(h http.Header, identity object) bool {
 	version := h.Get(protocolHeader)
-	return version != "" && !hasSessions(version) || field(params.get("_meta"), metaProtocol) != nil
+	return version != "" && !hasSessions(version) || identity.get(metaProtocol) != nil
 }
 
-// checkStateless returns an error unless the _meta of a stateless request identifies the
-// client, and the headers repeat the method and the version. h is nil if the transport has
-// no headers. The order of the checks determines the error.
-func checkStateless(h http.Header, method string, meta json.RawMessage) error {
-	version := field(meta, metaProtocol)
+// parseIdentity returns what a stateless request states about its client. The error says what
+// is missing in the identity, or that the headers don't repeat the method and the version. h
+// is nil if the transport has no headers. The order of the checks determines the error.
+func parseIdentity(h http.Header, method string, identity object) (c clientProfile, err error) {
+	version := identity.get(metaProtocol)
 	named := h.Get(protocolHeader)
 	if version == nil && named != statelessProtocol {
-		return checkVersion(named) // there is nothing else to check
+		return c, checkVersion(named) // there is nothing else to check
 	}
 	text, isText := unquote(version)
-	var incomplete error
+	caps := identity.object(metaClientCaps)
+	level := identity.get(metaLogLevel)
+	c.caps = parseClientCaps(caps)
+	c.level = identity.text(metaLogLevel)
 	switch {
 	case !isText:
-		incomplete = rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)
-	case !isObject(field(meta, metaClientCaps)):
-		incomplete = rpcErrorf(codeInvalidParams, "_meta needs an object %q", metaClientCaps)
+		err = rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)
+	case caps == nil:
+		err = rpcErrorf(codeInvalidParams, "_meta needs an object %q", metaClientCaps)
 	}
-	return cmp.Or(
+	err = cmp.Or(
 		checkHeader(h, methodHeader, "method", quote(method)),
-		incomplete,
+		err,
 		checkHeader(h, protocolHeader, metaProtocol, version),
 		checkVersion(text))
+	if err == nil && level != nil {
+		err = checkLogLevel(c.level)
+	}
+	return c, err
 }
 
 // checkVersion returns an error for any version but the one without sessions.

@@ -27,6 +27,8 @@ type soak struct {
 	claims *ClaimStore
 }
 
+// A daemon under load holds no more goroutines, processes, files and memory after a long
+// time.
 func TestSoak(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("USHER_SOAK"))
 	if err != nil {
@@ -55,7 +57,8 @@ func TestSoak(t *testing.T) {
 		children := strings.Count(list, "\n")
 		descriptors := folderNames(t, "/proc/self/fd")
 		heap := int(memory.HeapAlloc)
-		held = append(held, []int{runtime.NumGoroutine(), children, len(descriptors), heap >> 20})
+		held = append(held,
+			[]int{runtime.NumGoroutine(), children, len(descriptors), heap >> 20})
 		t.Logf("goroutines, children, descriptors, MiB of the heap: %v; resident: %d MiB, processes %d MiB",
 			held[len(held)-1], resident("self"), resident(list))
 	}
@@ -64,7 +67,8 @@ func TestSoak(t *testing.T) {
 		most := func(minutes [][]int) int {
 			return slices.MaxFunc(minutes, func(a, b []int) int { return a[i] - b[i] })[i]
 		}
-		if first, last := most(held[:third+1]), most(held[len(held)-third-1:]); last > first+10 {
+		if first, last := most(held[:third+
+			1]), most(held[len(held)-third-1:]); last > first+10 {
 			t.Errorf("%s: %d at most in the first third, %d in the last", what, first, last)
 		}
 	}
@@ -107,7 +111,7 @@ func (s *soak) round(t *testing.T, label string) {
 	c := connect(t, s.URL)
 	_, hangUp := c.listen()
 	checkContains(t, label, c.call(label+"_handleContact", soakContact).Body, `"copies":3`)
-	check(t, "calls of a session's own process", resultText(c.call("fake_count", "").result()), "1")
+	check(t, "calls of a session's own process", c.call("fake_count", "").text(), "1")
 	call := c.message("tools/call", `{"name":"`+label+`_pause"}`)
 	req := c.request(http.MethodPost, call)
 	req.Header.Set("Accept", "text/event-stream, application/json") // a stream from the start
@@ -116,7 +120,8 @@ func (s *soak) round(t *testing.T, label string) {
 	hangUpCall()
 	c.end()
 	hangUp()
-	check(t, "a call without a session", newStateless(t, s.URL).modern("tools/call", `{"name":"fake_x"}`).failure(), "")
+	check(t, "a call without a session",
+		newStateless(t, s.URL).modern("tools/call", `{"name":"fake_x"}`).failure(), "")
 	old := connectSSE(t, s.URL)
 	old.ask("tools/call", `{"name":"fake_x"}`)
 	old.hangUp()

@@ -1,0 +1,200 @@
+// Approval: which content may run, and the start of processes, each of which follows a check of
+// that.
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// approvedName is the file in the data folder that records the approved modules.
+const approvedName = "approved.json"
+
+// approvals maps each hosted DIR to the approved modules below it, which are a map from
+// approvalKey to source.Content.
+type approvals map[string]map[string]string
+
+// readApprovals reads the record. If there is none, nothing is approved.
+func readApprovals(path string) (list approvals, err error) {
+	raw, err := readRegular(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return approvals{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &list)
+	}
+	if err != nil || list == nil {
+		return nil, fmt.Errorf("%q is broken (%v): restore it (a start without it approves all)", path, err)
+	}
+	return list, nil
+}
+
+// approve records the modules below one of paths, with the content they have now. It writes
+// the records of roots, which are some of served, the hosted DIRs: each gets the modules
+// below it. approve returns the modules that were new or had changed.
+func approve(
+	ctx context.Context, dataDir string, served, roots, paths []string,
+) (news []source, err error) {
+	var found []source
+	for _, s := range scanFolders(roots).sources {
+		if s.Name != "" && slices.ContainsFunc(paths, s.isBelow) && s.readContent(served) == nil {
+			found = append(found, s)
+		}
+	}
+	path := filepath.Join(dataDir, approvedName)
+	token := newWriteToken(dataDir)
+	err = token.do(ctx, func(held string) error {
+		list, err := readApprovals(path)
+		if err != nil {
+			return err
+		}
+		isNew := make(map[string]bool)
+		for _, root := range roots {
+			if list[root] == nil {
+				list[root] = make(map[string]string)
+			}
+			for _, s := range found {
+				key := s.approvalKey()
+				if s.isBelow(root) && list[root][key] != s.Content {
+					list[root][key] = s.Content
+					isNew[key] = true
+				}
+			}
+		}
+		news = slices.DeleteFunc(slices.Clone(found), func(s source) bool { return !isNew[s.approvalKey()] })
+		return token.replace(held, path, marshal(list), func() error { return nil })
+	})
+	return news, err
+}
+
+// approval reads the record. The function that it returns returns an error if a source can't be
+// hosted. If modules need an approval, the function sets the source's Content; the error is
+// errUnapproved if the source is below a served DIR whose record has no such source with this
+// content.
+func (r *Registry) approval() func(*source) error {
+	list, _ := readApprovals(r.Approved) // usher approve shows the error
+	return func(s *source) error {
+		if s.Invalid != nil || r.Approved == "" {
+			return s.Invalid
+		}
+		if err := s.readContent(r.Served); err != nil {
+			return err
+		}
+		for _, root := range r.Served {
+			if s.isBelow(root) && list[root][s.approvalKey()] != s.Content {
+				return errUnapproved
+			}
+		}
+		return nil
+	}
+}
+
+// checkApproved reads a source again if it needs an approval, and returns it with the content
+// that it has now. The error says why that content can't run.
+func (r *Registry) checkApproved(s source) (source, error) {
+	if r.Approved == "" {
+		return s, nil
+	}
+	s = s.reread()
+	return s, r.approval()(&s)
+}
+
+// newPool returns the pool of a version.
+func (o *moduleOwner) newPool(s source) *pool {
+	r := o.registry
+	p := &pool{
+		source:     s,
+		perSession: !s.Kind.singleFile() && !s.Launch.Shared,
+		timeout:    r.CallTimeout,
+		running:    &r.running,
+		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
+		started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
+		crashed:    make(map[context.Context]time.Time),
+		drifted:    make(chan struct{}, 1),
+	}
+	p.ctx, p.cancel = context.WithCancel(o.ctx)
+	context.AfterFunc(p.ctx, p.retire)
+	if s.Kind == kindShell {
+		p.shell = &shellRunner{s, r.Log.With("module", s.Name), r.groups, o.ctx, r.checkApproved}
+	}
+	p.start = func(owner *Caller) (w *Worker, err error) {
+		defer catch(o.log, &err)
+		w, err = o.startProcess(p, owner)
+		if _, isFault := errors.AsType[*fault](err); err != nil && !isFault {
+			f := processFault(s.Name, "can't start: "+errText(err), "")
+			err = f.because(fmt.Errorf("module %q can't start: %w", s.Name, err))
+		}
+		return w, err
+	}
+	return p
+}
+
+// startProcess starts a process of a version. owner is the caller that a process for one Member is
+// started for. If no process was started, the error's text contains no path.
+func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
+	r := o.registry
+	l, err := o.launch(p)
+	if err != nil {
+		return nil, err
+	}
+	w := newWorker(r.ctx, workerConfig{
+		module:      p.Name,
+		log:         r.Log,
+		owner:       owner,
+		confirms:    p.Kind.singleFile(),
+		listChanged: p.listsChanged,
+		partsLoaded: func(w *Worker, paths []string) { o.addParts(p, w, paths) },
+	})
+	l.Env = moduleEnv(p.Source, l.Env)
+	if err := startError(w.spawn(l, r.groups)); err != nil {
+		w.cancel()
+		return nil, err
+	}
+	m := o.latest.Load()
+	isServed := m.pool == p
+	if err := w.shakeHands(p.ctx, p.Kind.singleFile() || isServed && !m.Stateless); err != nil {
+		return nil, err
+	}
+	if isServed {
+		p.listsChanged(w) // perhaps, since the manifest was made
+	}
+	return w, nil
+}
+
+// launch returns how to start a process of a version, if the content that its source has now
+// is approved or needs no approval. It builds a Go module first, unless its parts are unchanged.
+func (o *moduleOwner) launch(p *pool) (l launch, err error) {
+	r := o.registry
+	s, err := r.checkApproved(p.source)
+	if err != nil {
+		return launch{}, err
+	}
+	switch s.Kind {
+	case kindConfig:
+		l = s.Launch
+	case kindGo:
+		folder := filepath.Join(r.CacheDir, "go")
+		loaded, err := buildGoModule(p.ctx, r.groups, folder, s.Source, o.loaded.Load())
+		o.loaded.Store(loaded)
+		if err == nil {
+			_, err = r.checkApproved(s) // the file may have changed during the build
+		}
+		if err != nil {
+			return launch{}, err
+		}
+		l = launch{Path: loaded.Binary, Dir: filepath.Dir(s.Source)}
+	default:
+		l, err = launchFile(s, r.CacheDir)
+	}
+	if err != nil {
+		return launch{}, err
+	}
+	return l.resolve()
+}

@@ -1,0 +1,326 @@
+// Tests of era.go: requests of 2026-07-28, their headers and their results.
+
+package main
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// Members of _meta.
+const (
+	metaCaps  = `"io.modelcontextprotocol/clientCapabilities":{}`
+	metaNow   = `"io.modelcontextprotocol/protocolVersion":"2026-07-28"`
+	metaLater = `"io.modelcontextprotocol/protocolVersion":"2030-01-01"`
+)
+
+const (
+	noVersion     = protocolHeader + ":"
+	laterVersion  = protocolHeader + ": 2030-01-01"
+	callParamsOfX = `"name":"a_x"`
+)
+
+// modernRequest is a request without a session.
+type modernRequest struct {
+	name   string
+	header string // lines of "Name: value", or "Name:" to leave one out
+	meta   string // instead of the usual _meta; "-" for none
+	method string // tools/list if empty
+	params string // beside _meta
+	code   int    // of the error; 0 if the request is answered
+	says   string
+}
+
+// modernRequests are in the order of the checks: a request with two faults is refused for the first.
+var modernRequests = []modernRequest{
+	{name: "a good request"},
+	{
+		name:   "an unknown version in the header alone",
+		header: laterVersion + "\nMcp-Method:",
+		meta:   "-",
+		code:   codeUnsupportedVersion,
+		says: `"supported":["2026-07-28","2025-11-25","2025-06-18","2025-03-26","2024-11-05"],` +
+			`"requested":"2030-01-01"`,
+	},
+	{
+		name:   "no Mcp-Method",
+		header: "Mcp-Method:",
+		meta:   "-",
+		code:   -32020,
+		says:   `Mcp-Method is \"\"`,
+	},
+	{name: "another Mcp-Method", header: "Mcp-Method: tools/call", code: codeHeaderMismatch,
+		says: `the body's \"method\" is \"tools/list\"`},
+	{name: "no _meta", meta: "-", code: codeInvalidParams, says: "protocolVersion"},
+	{name: "_meta without capabilities", header: laterVersion, meta: metaNow,
+		code: codeInvalidParams,
+		says: "clientCapabilities"},
+	{name: "_meta without the client's name", meta: metaNow + "," + metaCaps},
+	{
+		name:   "no version in the header",
+		header: noVersion,
+		code:   codeHeaderMismatch,
+		says:   `is \"\"`,
+	},
+	{name: "a later version in both", header: laterVersion, method: "nope",
+		meta: metaLater + "," + metaCaps,
+		code: codeUnsupportedVersion, says: `"requested":"2030-01-01"`},
+	{name: "an unknown method", method: "nope", code: codeNoMethod},
+	{name: "ping", method: "ping", code: codeNoMethod},
+	{
+		name:   "initialize",
+		method: "initialize",
+		params: `"protocolVersion":"2025-11-25"`,
+		code:   codeNoMethod,
+	},
+	{name: "an unknown log level", meta: modernMeta +
+		`,"io.modelcontextprotocol/logLevel":"loud"`,
+		code: codeInvalidParams, says: "unknown log level"},
+	{name: "no Mcp-Name", header: "Mcp-Name:", method: "tools/call",
+		params: callParamsOfX, code: codeHeaderMismatch,
+		says: `Mcp-Name is \"\"`},
+	{
+		name:   "Mcp-Name in base64",
+		header: "Mcp-Name: =?base64?YV94?=",
+		method: "tools/call",
+		params: callParamsOfX,
+	},
+	{
+		name:   "an unknown resource, beside another one's reference", // that one's module must not get the request
+		method: "resources/read",
+		params: `"uri":"x://nope","ref":{"type":"ref/resource","uri":"r://one"}`,
+		code:   codeInvalidParams,
+		says:   `unknown resource \"x://nope\"`,
+	},
+	{name: "a listener that accepts no stream", header: "Accept: application/json",
+		method: "subscriptions/listen",
+		params: `"notifications":{}`, code: codeInvalidRequest},
+}
+
+// do makes the request. Its status follows from its code.
+func (m modernRequest) do(c *testClient) (a answer, status int) {
+	method := m.method
+	if method == "" {
+		method = "tools/list"
+	}
+	req := c.modernPOST(`"q"`, method, "{"+m.params+"}")
+	if m.meta != "" {
+		params := `{}`
+		if m.meta != "-" {
+			params = `{"_meta":{` + m.meta + `}}`
+		}
+		body := encodeRequest(json.RawMessage(`"q"`), method, members(json.RawMessage(params)))
+		own := c.request(http.MethodPost, string(body))
+		own.Header = req.Header
+		req = own
+	}
+	setHeaders(req, m.header)
+	switch m.code {
+	case 0:
+		status = http.StatusOK
+	case codeNoMethod:
+		status = http.StatusNotFound
+	default:
+		status = http.StatusBadRequest
+	}
+	return c.do(req), status
+}
+
+// A request of 2026-07-28 has matching headers and _meta. It is refused for its first
+// fault.
+func TestStatelessRequestsAreChecked(t *testing.T) {
+	long(t)
+	c := newStateless(t, startFakes(t, "a: good tools=x res=r").URL)
+	for _, tt := range modernRequests {
+		t.Run(tt.name, func(t *testing.T) {
+			a, status := tt.do(c)
+			check(t, "status", a.Status, status)
+			code := 0
+			json.Unmarshal(field(field(a.last(), "error"), "code"), &code)
+			check(t, "code", code, tt.code)
+			checkContains(t, "the answer", a.Body, tt.says)
+			check(t, "id", string(field(a.last(), "id")), `"q"`)
+		})
+	}
+}
+
+// A header that repeats an argument must equal it.
+func TestParamHeadersMatch(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=mirror slowstart=1000")
+	c := newStateless(t, startDaemon(t, dir).URL)
+	for _, tt := range []struct {
+		arguments, header string
+		ok                bool
+	}{
+		{`{"region":"eu"}`, "", false}, // first, while the module is still starting
+		{`{"other":1}`, "", true},
+		{`{"region":"eu"}`, "mcp-param-region: eu", true},
+		{`{"region":"eu"}`, "Mcp-Param-Region: EU", false},
+		{`{"region":"é"}`, "Mcp-Param-Region: =?base64?w6k=?=", true},
+		{`{"region":"é"}`, "Mcp-Param-Region: é", false},
+		{`{}`, "Mcp-Param-Region: eu", false},
+		{`{"n":42.0}`, "Mcp-Param-Number: 42", true},
+		{`{"n":9007199254740993}`, "Mcp-Param-Number: 9007199254740992", false},
+		{`{"n":"42"}`, "Mcp-Param-Number: 42.0", false},
+		{`{"n":16}`, "Mcp-Param-Number: 0x1p4", false},
+		{`{"on":false}`, "", false},
+		{`{"deep":{"er":"x"}}`, "Mcp-Param-Deeper: x", true},
+	} {
+		t.Run(tt.arguments+" with "+tt.header, func(t *testing.T) {
+			set := func(r *http.Request) { setHeaders(r, tt.header) }
+			a := c.modern("tools/call", `{"name":"a_mirror","arguments":`+tt.arguments+`}`, set)
+			if tt.ok {
+				check(t, "status", a.Status, 200)
+				check(t, "failure", a.failure(), "")
+				return
+			}
+			check(t, "status", a.Status, 400)
+			checkContains(t, "the answer", a.Body, `"code":-32020`)
+		})
+	}
+}
+
+// A result of 2026-07-28 has its type, the server's name and, if it may be kept, for how
+// long.
+func TestStatelessResultsAreComplete(t *testing.T) {
+	long(t)
+	c := newStateless(t, startFakes(t, "a: good tools=x,fail res=r").URL)
+	const promptRef = `{"type":"ref/prompt","name":"a_say"}`
+	const resourceRef = `{"type":"ref/resource","uri":"r://many/{n}"}`
+	const list, read, never = "list", "read", "never" // how long a client may keep the result
+	for _, tt := range []struct{ method, params, says, kept string }{
+		{"server/discover", "", `"supportedVersions":["2026-07-28",`, list},
+		{"server/discover", "", `- a: A fake module.`, list},
+		{"tools/list", "", `"a_x"`, list},
+		{"resources/list", "", `"r://one"`, list},
+		{"tools/call", `{"name":"a_x"}`, `"content"`, never},
+		{"prompts/get", `{"name":"a_say"}`, `what r says`, never},
+		{"resources/read", `{"uri":"r://many/3"}`, `what r has`, read},
+		{"completion/complete", `{"ref":` + promptRef +
+			`,"argument":{"name":"x","value":""}}`, `r's`, never},
+		{"completion/complete", `{"ref":` + resourceRef +
+			`,"argument":{"name":"n","value":""}}`, `r's`, never},
+	} {
+		t.Run(tt.method+" "+tt.params, func(t *testing.T) {
+			a := c.modern(tt.method, tt.params)
+			checkContains(t, "the answer", a.Body, tt.says)
+			check(t, "resultType", stringField(a.result(), "resultType"), resultComplete)
+			server := field(field(a.result(), "_meta"), metaServerInfo)
+			check(t, "server", stringField(server, "name"), "usher")
+			scope := "private"
+			if tt.kept == never {
+				scope = ""
+			}
+			check(t, "cacheScope", stringField(a.result(), "cacheScope"), scope)
+			ttl := -1
+			json.Unmarshal(field(a.result(), "ttlMs"), &ttl)
+			check(t, "ttlMs is 1 to 5000", ttl > 0 && ttl <= 5000, tt.kept == list)
+			check(t, "ttlMs is 0", ttl == 0, tt.kept == read)
+			check(t, "session", a.Header.Get(sessionHeader), "")
+		})
+	}
+}
+
+// A session begins in a version that has sessions. Its client's capabilities encode to what
+// was read.
+func FuzzParseInitialize(f *testing.F) {
+	f.Add(`{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{"url":{}},"sampling":{` +
+		`"tools":{}},` +
+		`"roots":{"listChanged":true}}}`)
+	f.Add(`{"protocolVersion":"1","capabilities":{"elicitation":{}}}`)
+	f.Add(`{"protocolVersion":1}`)
+	f.Fuzz(func(t *testing.T, params string) {
+		if checkJSON([]byte(params), "it") != nil {
+			return
+		}
+		protocol, caps, err := parseInitialize(objectOf(params))
+		if err != nil {
+			if asRPCError(err).Code != codeInvalidParams {
+				t.Fatal(err)
+			}
+			return
+		}
+		if !hasSessions(protocol) || parseClientCaps(members(caps.encode())) != caps {
+			t.Fatalf("%s: %q, %b, which is %s", params, protocol, caps, caps.encode())
+		}
+	})
+}
+
+// A header's value is the text that was encoded in it, and only one form encodes it.
+func FuzzDecodeHeader(f *testing.F) {
+	f.Fuzz(func(t *testing.T, value string) {
+		got, ok := decodeHeader(value)
+		coded := strings.HasPrefix(value, "=?base64?") && strings.HasSuffix(value[9:], "?=")
+		switch {
+		case ok && !coded && got != value:
+			t.Fatalf("%q was read as %q", value, got)
+		case ok && coded && "=?base64?"+base64.StdEncoding.EncodeToString([]byte(got))+
+			"?=" != value:
+			t.Fatalf("%q was read as %q, which is written otherwise", value, got)
+		}
+		encoded := "=?base64?" + base64.StdEncoding.EncodeToString([]byte(value)) + "?="
+		if back, ok := decodeHeader(encoded); !ok || back != value {
+			t.Fatalf("%q came back as %q", value, back)
+		}
+		twice := http.Header{nameHeader: {value, value}}
+		if checkHeader(twice, nameHeader, "name", quote(value)) == nil {
+			t.Fatal("a header twice is taken")
+		}
+	})
+}
+
+// A request without a session is admitted only with one version in header and body, and
+// with capabilities.
+func FuzzCheckStateless(f *testing.F) {
+	f.Fuzz(func(t *testing.T, meta, version, method string) {
+		params := json.RawMessage(`{"_meta":` + meta + `}`)
+		if checkJSON(params, "it") != nil || !utf8.ValidString(method) || method == "" {
+			return
+		}
+		msg, err := parseMessage(encodeRequest(json.RawMessage("1"), method, members(params)))
+		if err != nil {
+			t.Fatalf("%q: %v", params, err)
+		}
+		_, list := parseParams(msg.Params)
+		h := http.Header{protocolHeader: {version}, methodHeader: {method}}
+		if version == "" {
+			h.Del(protocolHeader)
+		}
+		if !isStateless(h, list) {
+			return
+		}
+		session, err := newStatelessSession(h, msg.Method, list, everyone)
+		if err == nil {
+			said := msg.Params.get("_meta")
+			object := isObject(field(said, metaClientCaps))
+			versions := version == statelessProtocol &&
+				stringField(said, metaProtocol) == version
+			if !versions || !object {
+				t.Fatalf("%s %s %q was let in", meta, version, method)
+			}
+			if session.era != stateless || session.Claim.exists() {
+				t.Fatalf("%s: it has the session %+v", meta, session)
+			}
+			return
+		}
+		switch rpc := asRPCError(err); rpc.Code {
+		case codeHeaderMismatch, codeInvalidParams:
+		case codeUnsupportedVersion:
+			if !json.Valid(rpc.Data) || field(rpc.Data, "supported") == nil ||
+				field(rpc.Data, "requested") == nil {
+				t.Fatalf("%s", rpc.Data)
+			}
+		default:
+			t.Fatalf("%d %v", rpc.Code, err)
+		}
+		if rpcStatus(asRPCError(err).Code) < 400 {
+			t.Fatalf("%v has a status of success", err)
+		}
+	})
+}

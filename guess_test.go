@@ -1,0 +1,174 @@
+// Tests of guess.go.
+
+package main
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// guessOutcome is how a presented code was answered: its status and the wait.
+type guessOutcome struct {
+	Status int
+	Took   time.Duration
+}
+
+// guess presents a code to a gate, in a session if one is given.
+func guess(t *testing.T, g *Gate, code string, session ...string) guessOutcome {
+	t.Helper()
+	return guessOn(t, t.Context(), g, code, session...)
+}
+
+// guessOn presents a code in a request with a context, which may be a connection's.
+func guessOn(t *testing.T, ctx context.Context, g *Gate, code string, session ...string) guessOutcome {
+	t.Helper()
+	start := time.Now()
+	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", nil)
+	r.Header.Set(claimHeader, code)
+	r.Header[sessionHeader] = session
+	_, err := g.Admit(r)
+	status := http.StatusOK
+	if e, ok := errors.AsType[*fault](err); ok {
+		status = e.Status
+		if status == http.StatusTooManyRequests && e.Header.Get("Retry-After") == "" {
+			t.Error("429 without Retry-After")
+		}
+	}
+	return guessOutcome{status, time.Since(start)}
+}
+
+// After guessBudget invalid codes in a minute, every code waits for one of guessRate turns
+// a second, except a session's own.
+func TestGuessesTakeTurns(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		g, store := testGate(t, data, true)
+		good, err := store.Create(t.Context(), "/w/proj", "", time.Hour)
+		must(t, err)
+		moved, err := store.Create(t.Context(), "/w/other", "", time.Hour)
+		must(t, err)
+		owner, err := store.Lookup(good.Code)
+		must(t, err)
+		id := g.Create(protocols[0], 0, admission{principal: owner}).session.name
+		atOnce := func(status int) guessOutcome { return guessOutcome{status, 0} }
+		codes := unknownCodes(300)
+		for range 3 * guessBudget { // as a client does whose claim has ended
+			check(t, "the same unknown code again", guess(t, g, codes[0]), atOnce(400))
+		}
+		for _, code := range codes[1:guessBudget] {
+			check(t, "a guess below the limit", guess(t, g, code), atOnce(400))
+		}
+		check(t, "the first turn", guess(t, g, codes[guessBudget]), atOnce(400))
+		check(t, "a valid code, in its turn", guess(t, g, good.Code.Reveal()),
+			guessOutcome{200, turnEvery})
+		check(t, "a session that presents its own code",
+			guess(t, g, good.Code.Reveal(), id), atOnce(200))
+		check(t, "a session that presents none", guess(t, g, "", id), atOnce(200))
+		check(t, "a word", guess(t, g, "hello"), atOnce(400))
+
+		counts := make(map[int]int)
+		var mu sync.Mutex
+		var guesses sync.WaitGroup
+		crowd := append(codes[100:250:250], good.Code.Reveal(), good.Code.Reveal(),
+			moved.Code.Reveal())
+		for n, code := range crowd {
+			guesses.Go(func() {
+				<-time.After(time.Duration(n) * time.Microsecond) // one after the other
+				got := guess(t, g, code)
+				check(t, "a guess waits too long", got.Took > turnWait, false)
+				mu.Lock()
+				defer mu.Unlock()
+				counts[got.Status]++
+			})
+		}
+		synctest.Wait()
+		<-time.After(time.Second / 2)
+		check(t, "another code, in a session, with no turn free",
+			guess(t, g, moved.Code.Reveal(), id), atOnce(200))
+		check(t, "the session has not moved", claimOf(t, g, id), good.claimID)
+		guesses.Wait()
+		turns := int(turnWait/turnEvery) + 1
+		if served := counts[400] + counts[200]; served > turns {
+			t.Errorf("%d of a crowd of %d were looked up, at most %d", served,
+				len(crowd), turns)
+		}
+		if refused := counts[429]; refused < len(crowd)-turns-2 {
+			t.Errorf("%d of a crowd of %d were refused, %d turns", refused, len(crowd), turns)
+		}
+		<-time.After(guessSpan)
+		check(t, "a guess a minute later", guess(t, g, codes[299]), atOnce(400))
+		check(t, "a session that moves", guess(t, g, moved.Code.Reveal(), id), atOnce(200))
+		check(t, "where it moved", claimOf(t, g, id), moved.claimID)
+	})
+}
+
+// Requests with one code share a turn.
+func TestOneCodeHasOneTurn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		turns := newGuessTurns()
+		check(t, "a valid code", turns.await(t.Context(), "VALIDX", 0) &&
+			!turns.done("VALIDX", false), true)
+		var waiting sync.WaitGroup
+		start := time.Now()
+		var atOnce atomic.Int64
+		for _, code := range unknownCodes(2 * guessBudget) { // all at once: none has been looked up
+			waiting.Go(func() {
+				if turns.await(t.Context(), Code(code), 0) {
+					atOnce.Add(1)
+				}
+			})
+		}
+		waiting.Wait()
+		check(t, "codes of a burst that are looked up at once", atOnce.Load(), guessBudget+1)
+		for n := range 50 {
+			for _, code := range []Code{"ABCDEF", "GHJKMN", "PQRSTU"} {
+				waiting.Go(func() {
+					<-time.After(time.Duration(n) * time.Microsecond)
+					check(t, "a turn", turns.await(t.Context(), code, turnWait), true)
+				})
+			}
+		}
+		waiting.Wait()
+		check(t, "three codes wait for more than three turns",
+			time.Since(start) > 3*turnEvery, false)
+	})
+}
+
+// While there are guessers, a connection that has presented only one code, a valid one,
+// needs no turn for it.
+func TestConnectionWithOneCode(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		g, store := testGate(t, data, true)
+		good, err := store.Create(t.Context(), "/w/proj", "", time.Hour)
+		must(t, err)
+		code := good.Code.Reveal()
+		ctx := rememberCodes(t.Context())
+		present := func(code string) guessOutcome { return guessOn(t, ctx, g, code) }
+		check(t, "a valid code", present(code), guessOutcome{200, 0})
+		codes := unknownCodes(3 * guessBudget)
+		for _, unknown := range codes[:2*guessBudget] {
+			go guess(t, g, unknown)
+		}
+		synctest.Wait()
+		check(t, "the same code on the same connection", present(code), guessOutcome{200, 0})
+		check(t, "on another connection", guess(t, g, code).Took > 0, true)
+		check(t, "an unknown code there", present(codes[2*guessBudget]).Took > 0, true)
+		for _, unknown := range codes[2*guessBudget+1:] {
+			go guess(t, g, unknown)
+		}
+		synctest.Wait()
+		check(t, "the valid code again waits", present(code).Took > 0, true)
+		pass(time.Minute)
+	})
+}

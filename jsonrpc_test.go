@@ -1,0 +1,107 @@
+// Tests of jsonrpc.go: parsers of lines, members and messages.
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"slices"
+	"testing"
+)
+
+// Lines are read in order, without those that are blank or too long.
+func FuzzLineReader(f *testing.F) {
+	f.Add([]byte("one\r\n\n  \ntwo\nthree"), uint8(4))
+	f.Add(append(bytes.Repeat([]byte("x"), 70_000), "\nok"...), uint8(200))
+	f.Fuzz(func(t *testing.T, text []byte, limit uint8) {
+		var want []string
+		for line := range bytes.Lines(text) {
+			if len(line) > int(limit)+1 { // with its end
+				want = append(want, "(too long)")
+			} else if line = bytes.TrimRight(line, " \t\r\n"); len(line) > 0 {
+				want = append(want, string(line))
+			}
+		}
+		var got []string
+		for r := newLineReader(bytes.NewReader(text), int(limit)); ; {
+			line, err := r.next()
+			if err == io.EOF {
+				break
+			}
+			if errors.Is(err, errLineTooLong) {
+				line = []byte("(too long)")
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, string(line))
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("%q within %d: %q, want %q", text, limit, got, want)
+		}
+	})
+}
+
+// The members of an object are those that encoding/json finds, and the last of repeated
+// ones counts.
+func FuzzMembers(f *testing.F) {
+	f.Add([]byte(`{"a":1,"b":{"c":[1,"}",{}]},"\u00e9\"":"\\","d":-1.5e+3 , "e":null}`))
+	f.Add([]byte("{\n\t\"a\" : [ ] , \"a\" : true\r}"))
+	f.Add([]byte(`[]`))
+	f.Add([]byte(`{"abcde\`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if checkJSON(raw, "it") != nil {
+			members(slices.Clip(raw)) // of text that is none it need only return
+			field(raw, "a")
+			return
+		}
+		var want map[string]json.RawMessage
+		isObject := json.Unmarshal(raw, &want) == nil && want != nil
+		list := members(raw)
+		if ok := list != nil; ok != isObject {
+			t.Fatalf("%q: an object: %v, want %v", raw, ok, isObject)
+		}
+		if !isObject {
+			return
+		}
+		got := map[string]json.RawMessage{}
+		for _, m := range list {
+			got[m.key] = m.value
+		}
+		for key, value := range want {
+			if !bytes.Equal(got[key], value) || !bytes.Equal(field(raw, key), value) {
+				t.Errorf("%q: %q is %q, its field %q, want %q", raw, key, got[key],
+					field(raw, key), value)
+			}
+		}
+		if len(got) != len(want) || !json.Valid(list.encode()) {
+			t.Errorf("%q: %d members, want %d; joined %s", raw, len(got), len(want),
+				list.encode())
+		}
+		if line := oneLine(raw); bytes.ContainsAny(line, "\r\n") || !json.Valid(line) {
+			t.Errorf("%q on one line: %q", raw, line)
+		}
+	})
+}
+
+// A message that is accepted is a request, a notification or an answer, and can be sent on.
+func FuzzParseMessage(f *testing.F) {
+	f.Add([]byte(`{"jsonrpc":"2.0","id":1,"method":"ping","params":{}}`))
+	f.Add([]byte(`{"jsonrpc":"2.0","id":"x","error":{"code":-1,"message":"m","data":[]}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		m, err := parseMessage(raw)
+		if err != nil {
+			if rpc := (*rpcError)(nil); !errors.As(err, &rpc) {
+				t.Errorf("%q: an error of another kind: %v", raw, err)
+			}
+			return
+		}
+		if !m.isRequest() && !m.isNotification() && m.Result == nil && m.Err == nil {
+			t.Errorf("%q: a message of no kind: %+v", raw, m)
+		}
+		if m.Method != "" && !json.Valid(encodeRequest(m.ID, m.Method, m.Params)) {
+			t.Errorf("%q: can't be sent on", raw)
+		}
+	})
+}

@@ -1,0 +1,149 @@
+// Tests of limit.go.
+
+package main
+
+import (
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// limitCase exceeds a limit per principal over HTTP.
+type limitCase struct {
+	most    int                                          // requests within the limit
+	request func(b *bubble, c *testClient) *http.Request // one of them
+	refusal string                                       // of one more
+	unread  bool                                         // the answers of those within the limit are not read
+}
+
+// limitCases has a case for each limit that clients can exceed by requests alone.
+var limitCases = map[string]limitCase{
+	"maxInFlight": {
+		most:    maxInFlight,
+		request: echoRequest(10_000),
+		refusal: "too many requests in flight",
+		unread:  true,
+	},
+	"maxHeldOf": {
+		most:    maxHeldOf / (2 * 140_100), // body and answer
+		request: echoRequest(140_000),      // net/http reads such a refused body to its end
+		refusal: "unread answers",
+		unread:  true,
+	},
+	"maxStreams": {
+		most:    maxStreams,
+		request: func(_ *bubble, c *testClient) *http.Request { return c.getRequest() },
+		refusal: "too many streams",
+	},
+	"maxStreamsOf": {
+		most: maxStreamsOf,
+		request: func(b *bubble, c *testClient) *http.Request {
+			return b.sessionLike(c).getRequest()
+		},
+		refusal: "too many streams",
+	},
+}
+
+// limitTests names the test of each limit in limit.go, or says why there is none.
+var limitTests = map[string]string{
+	"maxInFlight":         "TestLimitIsPerPrincipal",
+	"maxHeldOf":           "TestLimitIsPerPrincipal",
+	"maxStreams":          "TestLimitIsPerPrincipal",
+	"maxStreamsOf":        "TestLimitIsPerPrincipal",
+	"maxConns":            "TestConnectionsAreBounded",
+	"maxHeader":           "TestRequestsAreChecked",
+	"defaultMaxBody":      "TestRequestsAreChecked",
+	"maxHeldUnknown":      "TestBodiesMakeRoom",
+	"maxHeld":             "TestBodiesMakeRoom",
+	"maxWrite":            "TestSlowReadersHaveTime",
+	"maxOutbox":           "TestSlowClientIsDropped",
+	"guessBudget":         "TestGuessesTakeTurns",
+	"guessRate":           "TestGuessesTakeTurns",
+	"maxSource":           "TestOnlyRegularFilesAreRead",
+	"maxCheckDepth":       "TestArgumentsAreChecked",
+	"maxExecutable":       "a test would read a GiB; it is the check of maxSource with another number",
+	"maxShellOutput":      "TestShellFunctions",
+	"shellTail":           "TestShellFunctions",
+	"maxWorkerLine":       "TestPythonModuleFindsItsNeighbors",
+	"maxInput":            "TestModuleThatDoesNotRead",
+	"maxAsks":             "TestAsksOfACallAreBounded",
+	"maxSuspended":        "TestSuspendedCallsAreBounded",
+	"maxLogged":           "clips what is shown, and holds up nothing",
+	"maxLoggedLine":       "clips what is shown, and holds up nothing",
+	"tailLines":           "clips what is shown, and holds up nothing",
+	"maxList":             "TestFailedListHidesNoTools",
+	"maxProcs":            "TestProcessesAreBounded",
+	"maxProcsOf":          "TestProcessesAreBounded",
+	"maxRunning":          "TestRunningCallsAreBounded",
+	"maxRunningOf":        "TestRunningCallsAreBounded",
+	"maxCancelled":        "TestCrowdedProcessIsReplaced",
+	"maxRounds":           "ends a call that its module keeps asking in, for its client alone",
+	"maxIntrospections":   "TestListsWaitForTheirScope",
+	"maxToolName":         "is a warning",
+	"maxUncalled":         "TestFewProcessesWaitForAFirstCall",
+	"maxViews":            "TestViewsAreForgotten",
+	"maxURI":              "TestResourcesHaveOneOwner",
+	"maxInstructions":     "clips what is shown, and holds up nothing",
+	"maxSessionsOf":       "TestIdleSessionsAreForgotten",
+	"maxWantedOf":         "TestSubscriptionsAreBounded",
+	"maxSignatures":       "TestNearlySignedIsUnsigned",
+	"maxSignatureHeaders": "TestNearlySignedIsUnsigned",
+}
+
+// One request over a limit is refused, and another principal's is not.
+func TestLimitIsPerPrincipal(t *testing.T) {
+	long(t)
+	for name, tt := range limitCases {
+		runInBubble(t, name, func(t *testing.T, b *bubble) {
+			client := func() *testClient {
+				c := b.open(protocols[0])
+				c.Header.Set(claimHeader, newCode(t, b.base, "/w"))
+				c.ask("ping", "")
+				return c
+			}
+			var all []*exchange
+			begin := func(c *testClient, unread bool) (text string) {
+				b.unread = unread
+				x := b.begin(tt.request(b, c))
+				all = append(all, x)
+				_, text = x.got()
+				return text
+			}
+			greedy, other := client(), client()
+			for range tt.most {
+				checkOmits(t, "a request within the limit", begin(greedy, tt.unread),
+					tt.refusal)
+			}
+			more := begin(greedy, false)
+			for try := 0; try < 3 && more == ""; try++ { // net/http gave up writing the body before it read why
+				more = begin(greedy, false)
+			}
+			checkContains(t, "one request more", more, tt.refusal)
+			checkOmits(t, "another principal's request", begin(other, false), tt.refusal)
+			start := time.Now()
+			check(t, "another principal's call", other.call("m_wait", "").failure(), "")
+			check(t, "how long it waited", time.Since(start), 0)
+			t.Logf("%d requests are served, the next is refused", tt.most)
+			t.Logf("another principal's call waits %v", time.Since(start))
+			for _, x := range all {
+				x.hangUp()
+			}
+			pass(3 * time.Minute)
+			checkOmits(t, "a request after all that", begin(greedy, false), tt.refusal)
+			all[len(all)-1].hangUp()
+		})
+	}
+}
+
+// Every limit in limit.go has a test.
+func TestLimitIndex(t *testing.T) {
+	_, table, _ := strings.Cut(string(readFile(t, "limit.go")), "\nconst (")
+	table, _, _ = strings.Cut(table, "\n)\n")
+	var rows []string
+	for _, line := range regexp.MustCompile(`(?m)^\t(\w+) += .+? +// `).FindAllStringSubmatch(table, -1) {
+		rows = append(rows, line[1])
+	}
+	checkIndex(t, rows, limitTests)
+}

@@ -1,0 +1,612 @@
+// Tests of pool.go: which process a call goes to, and when.
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// mutePool is a pool whose processes answer nothing.
+func mutePool(t *testing.T, perSession bool) *pool {
+	p := newPool("a", perSession, func(owner *Caller) (*Worker, error) {
+		w := testWorker("a", owner)
+		context.AfterFunc(w.ctx, func() {
+			time.AfterFunc(time.Millisecond, func() { w.finish("") })
+		})
+		return w, nil
+	})
+	t.Cleanup(p.close)
+	return p
+}
+
+// isBusy reports whether a call was not made, as the module had too many.
+func isBusy(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "is busy or still starting")
+}
+
+// count returns how many processes of a pool have been started, or wait for their start.
+func (p *pool) count(started bool) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.procs {
+		if c.started == started && !c.ending {
+			n++
+		}
+	}
+	return n
+}
+
+// A module has at most maxProcs processes, and maxProcsOf for a principal. A call waits
+// until an idle one has ended.
+func TestProcessesAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := mutePool(t, true)
+		var started sync.Map // of *process, by session
+		has := func(session string) bool {
+			_, ok := started.Load(session)
+			return ok
+		}
+		enter := func(session, name string) {
+			go func() {
+				caller := Caller{
+					Session:   session,
+					Principal: principal(name),
+					Member:    aMember(),
+				}
+				c, err := p.enter(t.Context(), caller)
+				if err == nil {
+					started.Store(session, c)
+				}
+			}()
+			synctest.Wait()
+		}
+		leave := func(session string) {
+			c, _ := started.LoadAndDelete(session)
+			p.leave(c.(*process), true)
+			pass(time.Second)
+			synctest.Wait()
+		}
+		for i := range maxProcsOf + 1 {
+			enter(fmt.Sprint("a", i), "a claim")
+			enter(fmt.Sprint("n", i), "")
+			enter(fmt.Sprint("b", i), "another")
+		}
+		check(t, "processes of three principals", p.count(true), 3*maxProcsOf)
+		enter("b5", "another")
+		leave("n0")
+		check(t, "the principal's next one has started", has("n4"), true)
+		leave("a0")
+		check(t, "another principal's still waits", has("b4"), false)
+		leave("b0")
+		check(t, "the first that waited has started", has("b4") && !has("b5"), true)
+		for i := range maxProcs {
+			enter(fmt.Sprint("c", i), fmt.Sprint("claim ", i/maxProcsOf))
+		}
+		check(t, "processes", p.count(true), maxProcs)
+		p.timeout = time.Second
+		late := Caller{Session: "late", Member: aMember()}
+		_, err := p.call(t.Context(), late, "tools/call", nil)
+		check(t, "a call waits in vain", isBusy(err) && p.find(late.Member) == nil, true)
+		p.retire()
+		check(t, "processes that wait in a retired pool", p.count(false), 0)
+		p.close()
+	})
+}
+
+// Each session has a process of its own, which ends with it, and whose crash no other
+// session notices.
+func TestProcessPerSession(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	writeFake(t, dir+"/own.usher", "good")
+	writeShared(t, dir, "all", "good")
+	d := startDaemon(t, dir)
+	own := func(c *testClient) string { return c.call("own_pid", "").text() }
+	a, b, c := connect(t, d.URL), connect(t, d.URL), connect(t, d.URL)
+	a.awaitTools(append(namesOf("all"), namesOf("own")...)...)
+	ofA, ofB, ofC := own(a), own(b), own(c)
+	check(t, "sessions share a process", ofA == ofB || ofB == ofC || ofA == ofC, false)
+	check(t, "the next call's process", own(a), ofA)
+	shared := a.call("all_pid", "").text()
+	check(t, "the process of a shared module", b.call("all_pid", "").text(), shared)
+	checkContains(t, "a crash", a.call("own_crash", "").failure(), "crashed")
+	check(t, "another session's process after the crash", own(b), ofB)
+	b.end()
+	pid, _ := strconv.Atoi(ofB)
+	await(t, "the end of a session's process", func() bool { return !processAlive(pid) })
+	check(t, "another session's process after that", own(c), ofC)
+}
+
+// The processes of only the latest introspected modules wait for a first call.
+func TestFewProcessesWaitForAFirstCall(t *testing.T) {
+	t.Parallel()
+	r := registryOf(t, t.TempDir(), io.Discard)
+	var pools []*pool
+	for range maxUncalled + 2 {
+		p := mutePool(t, false)
+		pools = append(pools, p)
+		_, err := p.introspect(func(*Worker) (*manifest, error) { return nil, nil })
+		must(t, err)
+		p.called.Store(len(pools) == 1)
+		r.letWait(p)
+	}
+	check(t, "the process of a module that was called", pools[0].count(true), 1)
+	check(t, "the process of the first other module", pools[1].count(true), 0)
+	check(t, "the process of the second", pools[2].count(true), 1)
+}
+
+// A session's process ends after ten idle minutes, another one after -idle.
+func TestIdleProcessesEnd(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		perSession bool
+		idle, ends time.Duration // 0: never
+	}{
+		{true, 0, sessionIdle},
+		{true, time.Hour, sessionIdle},
+		{true, time.Minute, time.Minute},
+		{false, time.Hour, time.Hour},
+		{false, 0, 0},
+	} {
+		t.Run(fmt.Sprintf("%+v", tt), func(t *testing.T) {
+			p := mutePool(t, tt.perSession)
+			c, err := p.enter(t.Context(), Caller{Session: "s", Member: aMember()})
+			must(t, err)
+			p.reap(time.Now().Add(24*time.Hour), tt.idle)
+			check(t, "processes with a call", p.count(true), 1)
+			p.leave(c, true)
+			p.reap(time.Now().Add(tt.ends-time.Second), tt.idle)
+			check(t, "processes before that time", p.count(true), 1)
+			p.reap(time.Now().Add(tt.ends+time.Second), tt.idle)
+			check(t, "it has ended after that time", p.count(true) == 0, tt.ends > 0)
+		})
+	}
+}
+
+// checkRuns checks how many calls of a process are neither answered nor cancelled.
+func (w *Worker) checkRuns(t *testing.T, what string, want int) {
+	t.Helper()
+	synctest.Wait()
+	w.update(func(s *workerState) { check(t, "running calls "+what, len(s.calls), want) })
+}
+
+// answerCalls has a process answer calls, by their ids.
+func (w *Worker) answerCalls(first, n int, result object) {
+	for id := range n {
+		w.answer(&Message{ID: json.RawMessage(fmt.Sprint(first + id)), Result: result})
+		synctest.Wait()
+	}
+}
+
+// Calls beyond a principal's share wait in order. A cancelled call of a hosted server
+// counts until it is answered or ten seconds have passed; one that waits for its client
+// does not count.
+func TestCallsWaitForTheirTurn(t *testing.T) {
+	t.Parallel()
+	for _, answered := range []bool{true, false} {
+		t.Run(fmt.Sprint("cancelled calls are answered: ", answered), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { testTurns(t, answered) })
+		})
+	}
+}
+
+func testTurns(t *testing.T, answered bool) {
+	var w *Worker
+	p := newPool("a", false, func(owner *Caller) (*Worker, error) {
+		w = testWorker("a", owner)
+		context.AfterFunc(w.ctx, func() { w.finish("") })
+		return w, nil
+	})
+	defer p.close()
+	ctx, cancel := context.WithCancel(t.Context())
+	replies := make(chan object)
+	call := func(ctx context.Context, name string) error {
+		ask := func(context.Context, string, object) (object, error) { return <-replies, nil }
+		caller := Caller{
+			Session:   "s",
+			Principal: principal(name),
+			Client:    clientProfile{caps: allCaps},
+			Ask:       ask,
+		}
+		_, err := p.call(ctx, caller, "tools/call", nil)
+		return err
+	}
+	for range maxRunningOf {
+		go call(ctx, "a claim")
+	}
+	synctest.Wait()
+	p.timeout = time.Second
+	check(t, "a call that waits in vain", isBusy(call(t.Context(), "a claim")), true)
+	p.timeout = 0
+	var order []string
+	for _, name := range []string{"first", "second"} {
+		go func() {
+			call(t.Context(), "a claim")
+			w.update(func(*workerState) { order = append(order, name) })
+		}()
+		synctest.Wait()
+	}
+	go call(t.Context(), "another")
+	w.checkRuns(t, "beside those that wait", maxRunningOf+1)
+	params := objectOf(`{"_meta":{"usher/call":1}}`)
+	w.handle(&Message{ID: json.RawMessage("1"), Method: "roots/list", Params: params})
+	w.checkRuns(t, "beside one that waits for its client", maxRunningOf+2)
+	replies <- noResult
+	synctest.Wait()
+	w.update(func(s *workerState) {
+		check(t, "its client's answer waits for a slot", len(s.asks), 1)
+	})
+	cancel()
+	w.checkRuns(t, "beside those that were cancelled", 2)
+	check(t, "calls that count", p.calls.all, maxRunningOf+1)
+	if answered {
+		w.answerCalls(1, maxRunningOf, nil)
+	} else {
+		pass(cancelTimeout - time.Nanosecond)
+		w.checkRuns(t, "before the end of those that were cancelled", 2)
+		pass(time.Nanosecond)
+	}
+	w.checkRuns(t, "after the end of those that were cancelled", 3)
+	w.answerCalls(maxRunningOf+1, 3, noResult)
+	synctest.Wait()
+	w.snapshot()
+	if answered { // else the others began at once
+		check(t, "those that waited ended in the order", order, []string{"first", "second"})
+	}
+	check(t, "calls that count in the end", int(p.calls.all)+len(p.calls.used)+
+		len(p.calls.waiting), 0)
+}
+
+// endlessModule is a pool of processes that confirm every cancellation. Their calls never end, except
+// those of the method "fine".
+type endlessModule struct {
+	*pool
+	workers []*Worker // in the order of their starts
+
+	mu   sync.Mutex
+	runs map[*Worker]map[string]int // calls that run, by their method
+}
+
+func newEndlessModule(t *testing.T, timeout time.Duration) *endlessModule {
+	m := &endlessModule{runs: make(map[*Worker]map[string]int)}
+	m.pool = newPool("a", false, func(*Caller) (*Worker, error) {
+		w := testWorker("a", nil)
+		w.confirms = true
+		read, stdin := io.Pipe()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.workers = append(m.workers, w)
+		m.runs[w] = make(map[string]int)
+		go w.writeStdin(stdin)
+		go m.play(w, read)
+		return w, nil
+	})
+	m.timeout = timeout
+	t.Cleanup(m.close)
+	return m
+}
+
+// play is one process: it reads messages until its stdin ends.
+func (m *endlessModule) play(w *Worker, stdin io.Reader) {
+	lines := newLineReader(stdin, 1<<20)
+	for {
+		line, err := lines.next()
+		if err != nil {
+			break
+		}
+		msg, _ := parseMessage(line)
+		name := msg.Params.text("name")
+		switch {
+		case msg.Method == "notifications/cancelled":
+			w.handle(&Message{Method: cancelConfirmed, Params: msg.Params})
+		case name == "fine":
+			w.handle(&Message{ID: msg.ID, Result: noResult})
+		default:
+			m.mu.Lock()
+			m.runs[w][name]++
+			m.mu.Unlock()
+		}
+	}
+	m.mu.Lock()
+	delete(m.runs, w)
+	m.mu.Unlock()
+	w.finish("")
+}
+
+// begin calls a method for the principal of the same name.
+func (m *endlessModule) begin(ctx context.Context, method string) <-chan error {
+	done := make(chan error, 1)
+	go func() {
+		caller := Caller{Session: "s", Principal: principal(method)}
+		_, err := m.call(ctx, caller, "tools/call", object{{"name", quote(method)}})
+		done <- err
+	}()
+	synctest.Wait()
+	return done
+}
+
+// cancelled calls a method n times and cancels the calls.
+func (m *endlessModule) cancelled(method string, n int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	for range n {
+		m.begin(ctx, method)
+	}
+	cancel()
+	synctest.Wait()
+}
+
+// A module runs at most maxRunning calls, and maxRunningOf of a principal. Cancelled
+// functions count as long as they run.
+func TestRunningCallsAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newEndlessModule(t, time.Minute)
+		most, mostOf := 0, 0
+		for range 60 {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			for i := range 4 * (maxRunningOf + 8) {
+				m.begin(ctx, fmt.Sprint("claim ", i/(maxRunningOf+8)))
+				m.mu.Lock()
+				all := 0
+				of := make(map[string]int)
+				for _, runs := range m.runs {
+					for name, n := range runs {
+						all += n
+						of[name] += n
+					}
+				}
+				m.mu.Unlock()
+				most = max(most, all)
+				for _, n := range of {
+					mostOf = max(mostOf, n)
+				}
+			}
+			pass(time.Minute)
+			cancel()
+		}
+		check(t, "most running functions", most, maxRunning)
+		check(t, "most running functions of a principal", mostOf, maxRunningOf)
+		check(t, "the next call", <-m.begin(t.Context(), "fine"), nil)
+	})
+}
+
+// A process whose cancelled functions run on gets no new calls. It ends when its other
+// calls are answered, or after the time-out of calls.
+func TestCrowdedProcessIsReplaced(t *testing.T) {
+	t.Parallel()
+	const timeout = time.Minute
+	for _, tt := range []struct {
+		name      string
+		cancelled int
+		before    time.Duration // with this much time, the process gets new calls
+		after     time.Duration // more, and it does not
+	}{
+		{"too many", maxCancelled, 0, 0},
+		{"too long", 1, timeout - time.Nanosecond, time.Nanosecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newEndlessModule(t, timeout)
+				m.cancelled("spin", tt.cancelled-1)
+				check(t, "a call before", <-m.begin(t.Context(), "fine"), nil)
+				m.cancelled("spin", 1)
+				if tt.before > 0 {
+					pass(tt.before)
+					check(t, "a call just before", <-m.begin(t.Context(), "fine"), nil)
+				}
+				check(t, "processes before", len(m.workers), 1)
+				pass(tt.after)
+				check(t, "a call after", <-m.begin(t.Context(), "fine"), nil)
+				check(t, "processes after", len(m.workers), 2)
+				check(t, "the first one lives", m.workers[0].alive(), false)
+			})
+		})
+	}
+	t.Run("beside another call", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newEndlessModule(t, timeout)
+			other := m.begin(t.Context(), "other")
+			m.cancelled("spin", maxCancelled)
+			check(t, "a call", <-m.begin(t.Context(), "fine"), nil)
+			m.cancelled("spin", maxCancelled)
+			check(t, "a call while the first process ends", <-m.begin(t.Context(), "fine"), nil)
+			check(t, "processes", len(m.workers), 2)
+			token := json.RawMessage(`{"progressToken":1}`)
+			for range 4 {
+				m.workers[0].handle(&Message{
+					Method: "notifications/progress",
+					Params: members(token),
+				})
+				check(t, "the first process lives", m.workers[0].alive(), true)
+				pass(timeout / 4)
+			}
+			checkContains(t, "the other call", fmt.Sprint(<-other),
+				"was stopped because a cancelled call blocked it")
+			synctest.Wait()
+			check(t, "a call after its end", <-m.begin(t.Context(), "fine"), nil)
+			check(t, "processes then", len(m.workers), 3)
+		})
+	})
+}
+
+// A call that waits when its claim ends is not made, whatever it waits for.
+func TestWaitingCallsEnd(t *testing.T) {
+	t.Parallel()
+	slow := func(t *testing.T, b *bubble) { b.subscribable(subscribeTimeout / 2) }
+	native := func(_ *testing.T, b *bubble) { b.native, b.m.Stateless = true, true }
+	const wait, ask = `{"name":"m_wait","arguments":{"seconds":60}}`, `{"name":"m_ask"}`
+	for _, tt := range []struct {
+		name           string
+		prepare        func(*testing.T, *bubble)
+		method, params string
+		made, waiting  int // calls before the claim ends
+	}{
+		{"for a slot", func(*testing.T, *bubble) {}, "tools/call", wait, maxRunningOf, 3},
+		{"for a process", slow, "tools/call", wait, 0, 3},
+		{"for a process to tell of a resource", slow, "resources/subscribe",
+			`{"uri":"m://1"}`, 0, 1},
+		{"for its client's answer", native, "tools/call", ask, 1, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, func(t *testing.T, b *bubble) {
+				tt.prepare(t, b)
+				b.m.Lists = map[string][]json.RawMessage{
+					"resourceTemplates": {json.RawMessage(`{"uriTemplate":"m://{x}"}`)},
+				}
+				claim, c := newClaimFor(t, b.base, "/w"), b.open(protocols[0])
+				c.Header.Set(claimHeader, claim.Code.Reveal())
+				c.ask("ping", "")
+				stream := b.begin(c.getRequest())
+				defer stream.hangUp()
+				synctest.Wait()
+				var calls []*exchange
+				for range tt.made + tt.waiting {
+					calls = append(calls,
+						b.begin(c.request(http.MethodPost, c.message(tt.method, tt.params))))
+					synctest.Wait() // so that they wait in this order
+				}
+				check(t, "calls before the revoke", strings.Count(b.hears(), tt.method),
+					tt.made)
+				revoke(t, b.base, claim.Code)
+				if tt.params == ask {
+					_, text := calls[0].got()
+					_, question, _ := strings.Cut(text, "data: {")
+					id := field(json.RawMessage("{"+question), "id")
+					c.post(string(encodeResult(id,
+						members(askAnswer("yes")("elicitation/create", nil)))))
+				}
+				pass(2 * time.Minute)
+				checkOmits(t, "after the revoke the module hears", b.hears(), tt.method)
+				for i, x := range calls {
+					_, text := x.got()
+					refused := strings.Contains(text, errEnded.Error()) ||
+						strings.Contains(text, errNoScope.Message)
+					check(t, fmt.Sprint("call ", i, " is refused"), refused,
+						i >= tt.made || tt.params == ask)
+				}
+			})
+		})
+	}
+}
+
+// A module that crashes at each call is started less and less often.
+func TestCrashingModuleIsHeldBack(t *testing.T) {
+	long(t)
+	c := oneFake(t)
+	for range 20 {
+		if a := c.call("a_crash", ""); strings.Contains(a.failure(), "keeps crashing") {
+			await(t, "the module to be started again", func() bool {
+				return c.call("a_echo", "").failure() == ""
+			})
+			return
+		}
+	}
+	t.Error("a module that crashes at each call was started each time")
+}
+
+// A process that is idle for as long as -idle ends. The next call starts another one.
+func TestIdleFlagEndsProcesses(t *testing.T) {
+	long(t)
+	c := oneFake(t, "-idle", "1ms")
+	first := c.call("a_pid", "").text()
+	await(t, "the idle process to be stopped", func() bool {
+		pid, _ := strconv.Atoi(first)
+		return !processAlive(pid)
+	})
+	second := c.call("a_pid", "").text()
+	check(t, "another process answers", second != first && second != "", true)
+}
+
+// Only startCall writes requests to a process, and the pool checks the claim immediately
+// before each request that it makes.
+func TestOneWayToAProcess(t *testing.T) {
+	long(t)
+	h := readHouse(t)
+	allowed := map[string][]string{ // the functions that may name each
+		"workerState.input": {"spawn", "writeStdin", "enqueue"},
+		"Worker.enqueue":    {"startCall", "send"},
+		"Worker.send":       {"notify", "reply"},
+	}
+	named := make(map[string]bool)
+	inspect := func(fn *ast.FuncDecl, n ast.Node) {
+		if id, ok := n.(*ast.Ident); ok && h.info.Uses[id] != nil {
+			object := h.info.Uses[id]
+			name := h.ownerOf(object) + "." + object.Name()
+			named[name] = true
+			if functions := allowed[name]; functions != nil &&
+				!slices.Contains(functions, fn.Name.Name) {
+				t.Errorf("%s names %s: only %v may", fn.Name.Name, name, functions)
+			}
+		}
+		call, ok := n.(*ast.CallExpr)
+		if !ok || fn.Name.Name == "startCall" {
+			return
+		}
+		encoder, _ := call.Fun.(*ast.Ident)
+		if encoder == nil || encoder.Name != "encodeRequest" {
+			return
+		}
+		if id, ok := call.Args[0].(*ast.Ident); !ok || id.Name != "nil" {
+			t.Errorf("%s makes a request to a module", fn.Name.Name)
+		}
+	}
+	for name, file := range h.files {
+		for _, decl := range file.Decls {
+			fn, ok := decl.(*ast.FuncDecl)
+			if !ok || layerOf(name) != layerOf("worker.go") {
+				continue
+			}
+			if name == "pool.go" {
+				checkLastCheck(t, fn)
+			}
+			ast.Inspect(fn, func(n ast.Node) bool {
+				inspect(fn, n)
+				return true
+			})
+		}
+	}
+	for name := range allowed {
+		check(t, name+" is used", named[name], true)
+	}
+}
+
+// checkLastCheck checks that each statement of the pool that makes a request follows the last
+// check of the claim.
+func checkLastCheck(t *testing.T, fn *ast.FuncDecl) {
+	t.Helper()
+	calls := func(n ast.Node, name string) (found bool) {
+		ast.Inspect(n, func(n ast.Node) bool {
+			if call, ok := n.(*ast.CallExpr); ok {
+				method, _ := call.Fun.(*ast.SelectorExpr)
+				function, _ := call.Fun.(*ast.Ident)
+				found = found || method != nil && method.Sel.Name == name ||
+					function != nil && function.Name == name
+			}
+			return true
+		})
+		return found
+	}
+	for i, statement := range fn.Body.List {
+		if !calls(statement, "request") && !calls(statement, "listen") {
+			continue
+		}
+		if i == 0 || !calls(fn.Body.List[i-1], "lastCheck") {
+			t.Errorf("%s makes a request without a check of the claim right before",
+				fn.Name.Name)
+		}
+	}
+}

@@ -1,0 +1,115 @@
+// Tests of process.go: no process outlives its daemon.
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+)
+
+// No process of a daemon that ends, or is killed, stays: no module, function or build.
+func TestNoProcessOutlivesTheDaemon(t *testing.T) {
+	long(t)
+	bin := t.TempDir()
+	command, err := exec.LookPath("go")
+	must(t, err)
+	write(t, bin+"/go", "#!/bin/sh\ncase $* in *built*) exec sleep 1000; esac\nexec "+
+		command+" \"$@\"\n")
+	must(t, os.Chmod(bin+"/go", 0o755))
+	for name, end := range map[string]syscall.Signal{
+		"by TERM": syscall.SIGTERM,
+		"by KILL": syscall.SIGKILL,
+	} {
+		t.Run(name, func(t *testing.T) {
+			mark, processes := markProcesses(t)
+			dir, names := languages(t)
+			writeFake(t, dir+"/child.usher", "child tools=x")
+			write(t, dir+"/wait.usher.sh", "# Waits.\nwait_() { trap '' TERM; sleep 600; }\n")
+			env := map[string]string{markVar: mark, "PATH": bin + ":" + os.Getenv("PATH")}
+			d := daemonOptions{ownProcess: true, env: env}.start(t, dir)
+			c := connect(t, d.URL)
+			for _, name := range names {
+				tool := name + "_handleContact"
+				await(t, tool, func() bool {
+					return c.call(tool, `{"email":"x","message":"y"}`).failure() == ""
+				})
+			}
+			await(t, "the fake", func() bool { return c.call("child_x", "").failure() == "" })
+			write(t, dir+"/built.usher.go", goHead)
+			await(t, "the build", func() bool {
+				return strings.Count(processes(), "sleep 1000") == 2
+			})
+			_, noShell := exec.LookPath("sh")
+			if end == syscall.SIGKILL && noShell == nil { // others wait for the call
+				req := c.request(http.MethodPost,
+					`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait_wait_"}}`)
+				go c.http.Do(req)
+				await(t, "the function", func() bool {
+					return strings.Contains(processes(), "sleep 600")
+				})
+			}
+			d.signal(t, end)
+			await(t, "all processes to end", func() bool { return processes() == "" })
+		})
+	}
+}
+
+// A zombie is dead, a group is not confused with another whose leader has the same id, and
+// usher gives up on a process that can't be killed.
+func TestGroupIsNotConfused(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		skip(t, "looks at /proc")
+	}
+	cmd := exec.Command("sleep", "1000")
+	id, err := startGroup(cmd)
+	must(t, err)
+	exited := make(chan struct{})
+	close(exited)
+	ended := &child{group: id, exited: exited}
+	check(t, "a group has another's process", ended.signal(syscall.SIGKILL), false)
+	check(t, "the other process is alive", processAlive(int(id)), true)
+	check(t, "it is killed", id.signal(syscall.SIGKILL), true)
+	await(t, "a zombie", func() bool { return !processAlive(int(id)) })
+	cmd.Wait()
+	synctest.Test(t, func(t *testing.T) {
+		g := newGroups(slog.New(slog.DiscardHandler))
+		stuck := &child{group: id, groups: g, exited: make(chan struct{})}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		check(t, "usher gives up", errors.Is(stuck.wait(ctx, 0), context.Canceled), true)
+	})
+}
+
+// usher neither waits for a guard that does not read, nor forgets what the guard has to
+// know.
+func TestGuardBlocksNothing(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	must(t, err)
+	defer read.Close()
+	g := newGroups(slog.New(slog.DiscardHandler))
+	g.pipe = write
+	for len(g.unsent) == 0 { // the pipe has room
+		g.unsent = bytes.Repeat([]byte("- 1\n"), 1000)
+		g.tell("-", 1)
+	}
+	g.tell("+", 2)
+	go func() {
+		g.tell("+", 3)
+		g.pipe.Close()
+	}()
+	text, _ := io.ReadAll(read)
+	check(t, "the last lines", strings.HasSuffix(string(text), "\n- 1\n+ 2\n+ 3\n"), true)
+}

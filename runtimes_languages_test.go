@@ -1,0 +1,245 @@
+// All languages side by side: modules over their pipes, and the same module, written in each
+// language, as a tool and as a webhook.
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Methods, types and documentation of each file are those in its golden file.
+func TestShimGolden(t *testing.T) {
+	long(t)
+	for _, pattern := range []string{"testdata/python/*.py.json", "testdata/node/*s.json"} {
+		files, _ := filepath.Glob(pattern)
+		if len(files) == 0 {
+			t.Fatal("no files")
+		}
+		for _, golden := range files {
+			file := strings.TrimSuffix(golden, ".json")
+			t.Run(filepath.Base(file), func(t *testing.T) {
+				t.Parallel()
+				p := startShim(t, needLanguage(t, file), file)
+				about := firstSentence(stringField(p.request("initialize", `{}`),
+					"instructions"))
+				tools := field(p.request("tools/list", `{}`), "tools")
+				p.end()
+				checkGolden(t, golden,
+					object{{"about", quote(about)}, {"tools", tools}}.encode())
+			})
+		}
+	}
+}
+
+// A module asks its client by a function in Go, and by what generators yield in other
+// languages.
+func TestModuleAsks(t *testing.T) {
+	long(t)
+	for _, tt := range []struct {
+		file    string
+		seen    [2]string // what the cancelled calls saw
+		refused string    // params that this language's modules can't ask with
+	}{
+		{"testdata/gomodule/run/asks.usher.go",
+			[2]string{`context canceled\"`, "async context canceled"}, `[]`},
+		{"testdata/python/asks.usher.py",
+			[2]string{"GeneratorExit", "async GeneratorExit"}, `null`},
+		{"testdata/node/asks.usher.js", [2]string{`returned\"`, "returned async"}, `null`},
+	} {
+		t.Run(filepath.Ext(tt.file), func(t *testing.T) {
+			t.Parallel()
+			p := startFile(t, tt.file)
+			for i, kind := range []string{"", "_async"} {
+				p.testAsks(kind, tt.refused)
+				p.testAsksInTurn(kind)
+				// A call that is cancelled while it asks ends.
+				id := fmt.Sprintf(`"w%d"`, i)
+				p.sendCall(id, "wait"+kind, "{}")
+				ask := p.nextAsk(id, "roots/list", "")
+				p.cancelCall(id)
+				p.reply(ask, "{}")
+				await(t, "the end of wait"+kind, func() bool {
+					return strings.Contains(p.call("seen", "{}"), tt.seen[i]) && p.cancelled[id]
+				})
+			}
+			p.sendCall("8", "wait", "{}")
+			p.sendCall("10", "wait_async", "{}")
+			p.next()
+			p.next()
+			for line := range strings.Lines(p.end()) { // Go answers at its end
+				checkContains(t, "after the end", line, "context canceled")
+			}
+			checkOmits(t, "the log", p.stderr.String(), "never", "in drain")
+		})
+	}
+}
+
+// testAsks asks by the method ask+kind, and replies with results and errors.
+func (p *modulePeer) testAsks(kind, refused string) {
+	p.t.Helper()
+	// Replies that no call waits for are passed over.
+	p.reply(`"ask-1"`, "{}")
+	for _, row := range []struct{ id, item, params string }{
+		{`"é\"7"`, `{"ask":"m","params":{}}`, `{"_meta":{"usher/call":"é\"7"}}`},
+		{`8`, `{"ask":"m","params":{"a":[1.5,{"b":null}],"_meta":{"c":"<d>"}}}`,
+			`{"a":[1.5,{"b":null}],"_meta":{"c":"<d>","usher/call":8}}`},
+	} {
+		p.sendCall(row.id, "ask"+kind, `{"item":`+row.item+`}`)
+		ask := p.nextAsk(row.id, "m", row.params)
+		p.reply(ask, `{"é<":1}`)
+		p.reply(ask, `{"é<":2}`)
+		p.wantAnswer(row.id, `{"é<":1}`)
+	}
+	p.sendCall("1", "ask"+kind, `{"item":{"ask":"m"}}`)
+	p.replyError(p.nextAsk("1", "m", ""),
+		`{"code":-32601,"message":"no <way>","data":{"n":[1]}}`)
+	p.wantAnswer("1", `"no <way>"`)
+	for _, params := range []string{`[1]`, `"text"`, `1`, `true`, refused} {
+		got := p.call("ask"+kind, `{"item":{"ask":"m","params":`+params+`}}`)
+		checkContains(p.t, "params "+params, got, `ask: params`, `must be an object`,
+			`"isError":true`)
+	}
+}
+
+// testAsksInTurn has a method ask again after a refusal and after an answer, and
+// two calls ask at once.
+func (p *modulePeer) testAsksInTurn(kind string) {
+	p.t.Helper()
+	p.sendCall("1", "careful"+kind, `{"item":{"ask":"m"}}`)
+	p.replyError(p.nextAsk("1", "m", ""), `{"code":1,"message":"not now"}`)
+	p.reply(p.nextAsk("1", "again", ""), `{"text":"yes"}`)
+	p.wantAnswer("1", "not now, then yes")
+
+	p.sendCall("3", "twice"+kind, `{}`)
+	p.reply(p.nextAsk("3", "first", ""), `{"n":1}`)
+	line := p.next()
+	if strings.Contains(line, "notifications/message") { // what some yield in between
+		line = p.next()
+	}
+	p.reply(string(field(json.RawMessage(line), "id")), `{"n":2}`)
+	p.wantAnswer("3", `[{\"n\":1},null,{\"n\":2}]`)
+
+	p.sendCall("4", "ask"+kind, `{"item":{"ask":"a"}}`)
+	a := p.nextAsk("4", "a", "")
+	p.sendCall(`"4"`, "ask"+kind, `{"item":{"ask":"b"}}`)
+	b := p.nextAsk(`"4"`, "b", "")
+	p.reply(b, `{"for":"b"}`)
+	p.wantAnswer(`"4"`, `{"for":"b"}`)
+	p.reply(a, `{"for":"a"}`)
+	p.wantAnswer("4", `{"for":"a"}`)
+}
+
+// The same module does the same in each language that a shim runs.
+func TestLanguagesAreHostedAlike(t *testing.T) {
+	long(t)
+	for _, file := range []string{"m.usher.py", "m.usher.js"} {
+		t.Run(filepath.Ext(file), func(t *testing.T) {
+			t.Parallel()
+			needLanguage(t, file)
+			dir := t.TempDir()
+			copyFiles(t, "testdata/hosted", dir, file)
+			d := startDaemon(t, dir)
+			c := connect(t, d.URL)
+			c.awaitTools("m_add", "m_crash", "m_handleForm", "m_walk")
+			for _, row := range []struct{ tool, arguments, want string }{
+				{"m_add", `{"by":2}`, `{"count":2}`},
+				{"m_handleForm",
+					`{"text":"t","_webhook":{"headers":{"x-own":"forged"}}}`,
+					`{"text":"t","own":null}`},
+				{"m_add", `{"by":"2"}`, `parameter "by": want an integer, got a string`},
+				{"m_crash", ``,
+					`module "m" crashed (exit status 3); the next call starts it again`},
+				{"m_add", ``, `{"count":1}`},
+			} {
+				check(t, row.tool+row.arguments, c.call(row.tool, row.arguments).text(),
+					row.want)
+			}
+			a := c.ask("tools/call",
+				`{"name":"m_walk","arguments":{"steps":2},"_meta":{"progressToken":"mine"}}`)
+			var progress []string
+			for _, event := range a.Events[:len(a.Events)-1] {
+				params := field(event, "params")
+				progress = append(progress, stringField(params, "progressToken")+
+					string(field(params, "progress"))+
+					stringField(params, "data"))
+			}
+			check(t, "progress", progress, []string{"mine1", "step 0", "mine2", "step 1"})
+			check(t, "the result after progress", a.text(), "there")
+			a = d.deliver(t, "m/handleForm", `{"text":"by hook"}`, "X-Own: seen")
+			check(t, "a delivery", sortedJSON(t, a.Body), `{"own":"seen","text":"by hook"}`)
+		})
+	}
+}
+
+// After a cancelled call that never ends, the module answers the next one: in the same
+// process, except that usher ends processes that can't do anything else meanwhile, and
+// replaces others after the time-out of calls.
+func TestCancelledCallsEnd(t *testing.T) {
+	t.Parallel()
+	slow(t) // for cancelTimeout
+	dir := t.TempDir()
+	modules := map[string]string{
+		"busygo.usher.go": goHead + "import \"os\"\nfunc Pid() int { return os.Getpid() }\n" +
+			"func Spin() { println(\"busygo spins\"); for {} }\n",
+		"busypy.usher.py": "import os\ndef pid(): return os.getpid()\n" +
+			"def spin():\n  print('busypy spins')\n  while True: pass\n",
+		"endsh.usher.sh": "# Pid.\npid() { echo $PPID; }\n" +
+			"# Spins.\nspin() { echo endsh spins >&2; while :; do :; done; }\n",
+		"stuckasync.usher.py": "import os\nasync def pid(): return os.getpid()\n" +
+			"async def spin():\n  print('stuckasync spins')\n  while True: pass\n",
+		"stuckjs.usher.js": "export const pid = () => process.pid\n" +
+			"export const spin = () => { console.log('stuckjs spins'); for (;;); }\n",
+	}
+	var names, tools []string
+	for _, file := range sortedKeys(modules) {
+		needLanguage(t, file)
+		write(t, dir+"/"+file, modules[file])
+		name, _, _ := strings.Cut(file, ".")
+		names = append(names, name)
+		tools = append(tools, name+"_pid", name+"_spin")
+	}
+	d := startDaemon(t, dir, "-call-timeout", (cancelTimeout + 2*time.Second).String())
+	c := connect(t, d.URL)
+	c.awaitTools(tools...)
+	pidOf := func(name string) (pid int) {
+		await(t, name+"_pid", func() bool {
+			_, err := fmt.Sscan(c.call(name+"_pid", "").text(), &pid)
+			return err == nil && pid > 0
+		})
+		return pid
+	}
+	var all sync.WaitGroup
+	for _, name := range names {
+		all.Go(func() {
+			first := pidOf(name)
+			const format = `{"jsonrpc":"2.0","id":%q,"method":"tools/call","params":{"name":"%s_spin"}}`
+			all.Go(func() { c.post(fmt.Sprintf(format, name, name)) })
+			d.awaitLog(t, name+" spins")
+			c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{` +
+				`"requestId":"` + name + `"}}`)
+			next := pidOf(name)
+			check(t, name+" was ended", next != first, strings.HasPrefix(name, "stuck"))
+			if strings.HasPrefix(name, "busy") {
+				await(t, "another process of "+name, func() bool {
+					return pidOf(name) != first
+				})
+			}
+			if !strings.HasPrefix(name, "end") {
+				await(t, "the end of the process of "+name, func() bool {
+					return !processAlive(first)
+				})
+			}
+			line := `a cancelled call blocks the module: ending its process" module=` +
+				name + "\n"
+			check(t, name+" was blocked", strings.Contains(d.Log.String(), line),
+				strings.HasPrefix(name, "stuck"))
+		})
+	}
+	all.Wait()
+}

@@ -1,0 +1,195 @@
+// Tests of runtimes/shim.mjs: modules in JavaScript and TypeScript, both over their pipes and
+// hosted by usher.
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// A value, an exception and a print of a JavaScript method become results, errors and lines
+// of the log.
+func TestNodeResults(t *testing.T) {
+	long(t)
+	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
+	not := "the result can't be written as JSON: "
+	for _, row := range []struct{ tool, arguments, want string }{
+		{"echo", `{"b":1,"a":[true,null,"é"],"_webhook":{"headers":{}}}`,
+			shownObject(`{"b":1,"a":[true,null,"é"],"_webhook":{"headers":{}}}`)},
+		{"keys", `{"__proto__":{"polluted":1},"constructor":{"prototype":{"polluted":1}}}`,
+			shownObject(`{"own":["__proto__","constructor"],"polluted":"no","proto":true}`)},
+		{"nothing", `{}`, `{"content":[]}`},
+		{"object", `{}`, shownObject(`{"a":1,"when":"1970-01-01T00:00:00.000Z"}`)},
+		{"throws", `{}`, shownFailure("no <way>")},
+		{"rejects", `{}`, shownFailure("never")},
+		{"throwsText", `{}`, shownFailure("just text")},
+		{"throwsHostile", `{}`,
+			shownFailure("the method failed with something that has no text")},
+		{"nan", `{}`, shownFailure(not + `"mean" is NaN`)},
+		{"map", `{}`, shownFailure(not + `"m" is a Map`)},
+		{"cycle", `{}`, shownFailure(not + "it contains itself")},
+		{"hostile", `{}`, shownFailure(not + "not for you")},
+		{"print", `{}`, shownText("printed")},
+		{"read", `{}`, shownObject(`{"own":"","child":"end"}`)},
+		{"argv", `{}`, shownText("2")},
+		{"second", `{}`, shownText("undefined")},
+		{"next", `{}`, shownText("1")},
+		{"next", `{}`, shownText("2")},
+		{"timer", `{}`, shownFailure("in a timer")},
+		{"forgotten", `{}`, shownFailure("forgotten")},
+		{"later", `{}`, shownText("answered")},
+		{"sleep", `{"ms":20}`, shownText("slept")},   // until that error has come
+		{"steps", `{"n":2}`, shownObject(`{"n":2}`)}, // nobody asked for progress
+	} {
+		t.Run(row.tool, func(t *testing.T) {
+			check(t, "result of "+row.arguments, p.call(row.tool, row.arguments), row.want)
+		})
+	}
+	check(t, "output after the end", p.end(), "")
+	checkContains(t, "stderr", p.stderr.String(), "printed while loading",
+		"by console.log\n", "by process.stdout\n",
+		"by an import of stdout\n", "by its number", "by a child\n",
+		"RangeError: no <way>\v    at ",
+		"uncaught: Error: after the answer")
+}
+
+// A cancelled generator ends, and a cancelled call is answered after its end.
+func TestNodeConfirmsCancellation(t *testing.T) {
+	long(t)
+	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
+	p.sendCall("1", "endless", `{}`)
+	p.sendCall("2", "sleep", `{"ms":50}`)
+	for _, id := range []string{"1", "2", "3"} {
+		p.cancelCall(id)
+	}
+	check(t, "another call", p.call("sleep", `{"ms":100}`), shownText("slept"))
+	check(t, "how it ended", p.call("howEnded", `{}`), shownText("returned"))
+	p.checkCancelled("1", "2")
+	p.sendCall("8", "sleep", `{"ms":600000}`) // does not keep the process
+	check(t, "output after the end", p.end(), "")
+}
+
+// A function with several parameters is reported: a method gets one object.
+func TestNodeMethodsTakeOneObject(t *testing.T) {
+	long(t)
+	nodeTestVersion(t)
+	dir := t.TempDir()
+	write(t, dir+"/a.usher.js",
+		"export function add(a, b) {}\nexport const fine = ({ a }) => a\n")
+	write(t, dir+"/b.usher.js", "exports.add = (a, b) => a + b\n")
+	write(t, dir+"/c.usher.js", "export default class { add(a, b) {} }\n")
+	out := modulesOf(t, dir, nil)
+	check(t, "notes",
+		strings.Count(out, "note: add: a method gets one object: declare add({ … })"), 3)
+	checkOmits(t, "the output", out, "note: fine")
+}
+
+// A file that can't be loaded ends the shim with one line, which names the file's line.
+func TestNodeLoadErrorIsOneLine(t *testing.T) {
+	long(t)
+	nodeTestVersion(t)
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "broken.js"), "\nmodule.exports = {")
+	write(t, filepath.Join(dir, "fine.mjs"), "export const a = 1")
+	for i, row := range []struct{ ending, text, want string }{
+		{".js", "export function a() {}\n\nexport function b( {", ":3: SyntaxError: "},
+		{".mjs", "\nimport 'nopackage'\n", ":2: Error: Cannot find package 'nopackage'"},
+		{".mjs", "import { b } from './fine.mjs'\n",
+			":1: SyntaxError: The requested module './fine.mjs' does not provide an export named 'b'"},
+		{".mjs", "\n\nnull.x", ":3: TypeError: Cannot read properties of null"},
+		{".mjs",
+			"export default class {\n  constructor() { throw new Error('not now') }\n}",
+			":2: Error: not now"},
+		{".mjs", "process.exit(1)", ""},
+	} {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(dir, fmt.Sprintf("m%d.usher%s", i, row.ending))
+			write(t, file, row.text)
+			cmd := shimCommand(t, kindNode, file)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			cmd.Run()
+			got := stderr.String()
+			check(t, "exit status", cmd.ProcessState.ExitCode(), 1)
+			if row.want != "" && !strings.HasPrefix(got, filepath.Base(file)+row.want) {
+				t.Errorf("%q: stderr is %s, want …%s", row.text, got, row.want)
+			}
+			if strings.Count(got, "\n") > 1 {
+				t.Errorf("%q: stderr has more than a line: %s", row.text, got)
+			}
+		})
+	}
+}
+
+// TypeScript runs if Node strips types. Otherwise the error says what is needed.
+func TestNodeTypeScript(t *testing.T) {
+	long(t)
+	major, minor := nodeTestVersion(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "m.usher.ts")
+	// failsWith runs a text that does not load.
+	failsWith := func(text, want string) {
+		t.Helper()
+		write(t, file, text)
+		out, err := shimCommand(t, kindNode, file).CombinedOutput()
+		check(t, "it fails", err != nil, true)
+		checkContains(t, text, string(out), "m.usher.ts"+want)
+		check(t, "lines of output", strings.Count(string(out), "\n"), 1)
+	}
+	if major < 22 || major == 22 && minor < 18 {
+		failsWith("export const f = 1\n",
+			fmt.Sprintf(": TypeScript needs Node.js 22.18 or newer; this is v%d.%d.",
+				major, minor))
+	}
+	nodeTestTyped(t)
+	write(t, filepath.Join(dir, "lib.ts"),
+		"export const twice = (s: string): string => s + s\n")
+	write(t, file,
+		"import { twice } from './lib.ts'\nexport const f = ({ a }: { a: string }): string => twice(a)\n")
+	p := startShim(t, kindNode, file)
+	check(t, "result", p.call("f", `{"a":"x"}`), shownText("xx"))
+	p.end()
+	failsWith("\nexport const f = (p: { a string }) => 1", ":2: SyntaxError: ")
+	failsWith("\n\nenum E { A }\nexport const f = 1",
+		":3: SyntaxError: TypeScript enum is not supported in "+
+			"strip-only mode (Node only removes types: use a union of strings, or plain fields)")
+	failsWith("const a = 1\nconst a: number = 2\nexport {}",
+		":2: SyntaxError: Identifier 'a' has already been declared")
+}
+
+// A .js file has the module system that Node gives it.
+func TestNodeModuleSystems(t *testing.T) {
+	long(t)
+	nodeTestVersion(t)
+	for i, row := range []struct{ pkg, text string }{
+		{``, "export const f = () => 'f'"},
+		{``, "module.exports = { f() { return 'f' } }"},
+		{`{"type":"module"}`, "export const f = () => 'f'"},
+		{`{"type":"commonjs"}`, "const s = 'export const f = 1'\nmodule.exports.f = () => 'f'"},
+		{`{"name":"x"}`, "import 'node:fs'\nexport { f }\nfunction f() { return 'f' }"},
+		{``, "module.exports = class { #x = 'f'; f() { return this.#x } }"},
+		{``, "const x = await Promise.resolve('f')\nexport const f = () => x"},
+	} {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "a b #%")
+			write(t, filepath.Join(dir, "m.usher.js"), row.text)
+			if row.pkg != "" {
+				write(t, filepath.Join(dir, "package.json"), row.pkg)
+			}
+			p := startShim(t, kindNode, filepath.Join(dir, "m.usher.js"))
+			check(t, "tools", len(p.tools()), 1)
+			check(t, "result", p.call("f", `{}`), shownText("f"))
+			p.end()
+			if files := folderNames(t, dir); len(files) > 2 {
+				t.Errorf("files beside the module: %v", files)
+			}
+		})
+	}
+}

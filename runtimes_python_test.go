@@ -1,0 +1,255 @@
+// Tests of runtimes/shim.py: modules in Python, both over their pipes and hosted by usher.
+
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const pythonCalls = "testdata/python/calls.usher.py"
+
+// What usher ships is Python 3.9.
+func TestPythonSyntax(t *testing.T) {
+	long(t)
+	pythonTestVersion(t)
+	const code = "import ast, sys\n" +
+		"for f in sys.argv[1:]: ast.parse(open(f, encoding='utf-8').read(), f, feature_version=(3, 9))"
+	files := []string{"runtimes/shim.py", "runtimes/new.usher.py.txt",
+		"examples/shop/tables.usher.py",
+		"examples/dates/dates.py"}
+	out, err := exec.Command(testPython,
+		append([]string{"-c", code}, files...)...).CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// Tags count in a comment above a function.
+func TestPythonTagsAbove(t *testing.T) {
+	long(t)
+	pythonTestVersion(t)
+	const text = "# A remark.\n# @webhook a/b\n#@readonly\n@(lambda f: f)\n" +
+		"def f(**fields):\n    '''Takes it.\n\n    All of it.'''\n"
+	file := filepath.Join(t.TempDir(), "m.usher.py")
+	write(t, file, text)
+	p := startShim(t, kindPython, file)
+	m := p.methods["f"]
+	check(t, "path", m.Hook, "a/b")
+	check(t, "annotations", len(m.annotations), 1)
+	check(t, "description", m.description, "Takes it.\n\nAll of it.")
+	p.end()
+}
+
+// Arguments become values of the annotated types.
+func TestPythonParameters(t *testing.T) {
+	long(t)
+	p := startShim(t, kindPython, pythonCalls)
+	// bed returns how a bed of one row is written back.
+	bed := func(next string) string { return `{"rows":1,"color":"red","next":` + next + `}` }
+	const bed2 = `{"rows":2,"color":"red","next":null}`
+	for _, row := range []struct{ tool, arguments, want string }{
+		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":"red"}},"unknown":1}`,
+			`{"bed":["Bed",` + bed(bed2) + `]}`},
+		{"echo", `{"beds":[{"rows":1}],"by_name":{"a":{"rows":1}},"by_day":{"7":"x"}}`,
+			`{"beds":["list",[` + bed("null") + `]],` +
+				`"by_name":["dict",{"a":` + bed("null") + `}],"by_day":["dict",{"7":"x"}]}`},
+		{"echo", `{"n":12345678901234567890123,"x":1}`,
+			`{"n":["int",12345678901234567890123],"x":["float",1.0]}`},
+		{"echo", `{"at":"2026-01-02T03:04:05.123456Z","on":"2026-01-02","data":"aGk="}`,
+			`{"at":["datetime","2026-01-02T03:04:05.123456+00:00"],` +
+				`"on":["date","2026-01-02"],"data":["bytes","aGk="]}`},
+		{"echo", `{"some":[1,1],"pair":[1,"a"],"anything":[{}]}`,
+			`{"some":["set",[1]],"pair":["tuple",[1,"a"]],"anything":["list",[{}]]}`},
+		{"echo", `{"bed":null,"n":null,"nullable":null}`, `{"nullable":["NoneType",null]}`},
+		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":null}},"AND":1}`,
+			`{"bed":["Bed",` + bed(bed2) + `]}`},
+		// What fits the schema may still be no value of the type.
+		{"echo", `{"bed":{"rows":-1}}`, `parameter "bed": rows: less than none`},
+		{"echo", `{"by_day":{"x":"y"}}`,
+			`parameter "by_day": invalid literal for int() with base 10: 'x'`},
+		{"required", `{"name":"a","times":null}`, `["a",null]`},
+		{"price", `{"of":0.10}`, `0.1`},
+		{"keywords", `{"n":2,"a":[1],"_webhook":{"method":"POST"}}`,
+			`{"n":2,"rest":{"a":[1],"_webhook":{"method":"POST"}}}`},
+		{"positional", `{"a":1,"b":null,"c":4}`, `[1,null,4]`},
+		{"handle_hook", `{"_webhook":{"method":"POST"}}`,
+			`{"name":"none","webhook":{"method":"POST"}}`},
+	} {
+		t.Run(row.tool+row.arguments, func(t *testing.T) {
+			check(t, "result", p.callText(row.tool, row.arguments), row.want)
+		})
+	}
+	deep := strings.Repeat("[", 60000) + strings.Repeat("]", 60000)
+	checkContains(t, "deep arguments", p.callText("echo", `{"anything":`+deep+`}`),
+		`reading the arguments: `)
+	p.call("echo", `{"n":`+strings.Repeat("1", 5000)+`}`) // its version decides what becomes of it
+	p.end()
+}
+
+// A value, an exception and a print of a Python method become results, errors and lines of
+// the log.
+func TestPythonResults(t *testing.T) {
+	long(t)
+	p := startShim(t, kindPython, pythonCalls)
+	const unwritable = "the result can't be written as JSON: "
+	for tool, want := range map[string]string{
+		"nothing":    `{"content":[]}`,
+		"text":       strings.ReplaceAll(shownText("a <b> \u2028 \"c\"\n"), `\u2028`, "\u2028"),
+		"big":        shownObject(`{"n":1267650600228229401496703205376}`),
+		"structured": shownObject(`{"a":1,"2":"b","null":3}`),
+		"record":     shownObject(`{"rows":1,"color":"red","next":{"rows":2,"color":"red","next":null}}`),
+		"surrogate": `{"content":[{"type":"text","text":"{\"text\":\"\\ud800 and \\ud83d\\ude00\"}"}],` +
+			`"structuredContent":{"text":"\ud800 and \ud83d\ude00"}}`,
+		"converted": shownText(`["2026-01-02T03:04:05+00:00","2026-01-02","03:04:05",60.0,[1,2,3],["a"],` +
+			`"aGk=","a/b",[],[0,1],"red"]`),
+		"fail":           shownFailure("no <way>"),
+		"fail_chained":   shownFailure("chained"),
+		"leave":          shownFailure("SystemExit: 3"),
+		"leave_in_task":  shownText("stayed"),
+		"interrupt":      shownFailure("KeyboardInterrupt"),
+		"nan":            unwritable + "Out of range float values are not JSON compliant",
+		"cycle":          shownFailure(unwritable + "Circular reference detected"),
+		"unserialisable": shownFailure(unwritable + "a value of type Lock"),
+		"bad_key": shownFailure(unwritable +
+			"keys must be str, int, float, bool or None, not tuple"),
+		"noise":           shownObject(`{"stdin":"","line":""}`),
+		"locked":          shownText("true"),
+		"a-method-unseen": `{"code":-32601,"message":"unknown method or tool in tools/call"}`,
+	} {
+		t.Run(tool, func(t *testing.T) {
+			got := p.call(tool, "{}")
+			if strings.HasPrefix(want, "{") {
+				check(t, "result", got, want)
+			} else {
+				checkContains(t, "result", got, want)
+			}
+		})
+	}
+	check(t, "a decorated method", p.call("wrapped", `{"n":3}`), shownText("3"))
+	check(t, "bytes of a large result", len(p.callText("large", `{"mib":5}`)), 5<<20)
+	p.end()
+	log := p.stderr.String()
+	checkContains(t, "the log", log, "at the top level\n", "printed \\ud800\n",
+		"original\n", "descriptor\n", "child\n",
+		"calls.usher.py\", line ", "ValueError: no <way>\n", "ZeroDivisionError")
+	checkOmits(t, "the log", log, "in in_thread", "in on_loop") // the shim's own stacks
+}
+
+// A cancelled coroutine or generator ends, and a cancelled call is answered after its end.
+func TestPythonConfirmsCancellation(t *testing.T) {
+	long(t)
+	p := startShim(t, kindPython, pythonCalls)
+	for i, tool := range []string{"wait", "generate", "generate_async"} {
+		p.sendCall(strconv.Itoa(i), tool, "{}")
+	}
+	await(t, "the call to wait", func() bool {
+		return strings.Contains(p.call("seen", "{}"), "waits")
+	})
+	p.cancelCall("0")
+	await(t, "the answer to the cancelled coroutine", func() bool {
+		got := p.call("seen", "{}")
+		check(t, "it is answered after its end", p.cancelled["0"] &&
+			!strings.Contains(got, "cancelled"), false)
+		return p.cancelled["0"]
+	})
+	p.sendCall(`"s"`, "sleep", `{"seconds":0.5}`)
+	for _, id := range []string{"1", "2", `"s"`, "77"} {
+		p.cancelCall(id)
+	}
+	p.sendCall("8", "wait", "{}")
+	p.cancelCall("8") // maybe before its first step
+	await(t, "the end of all that was cancelled", func() bool {
+		got := p.call("seen", "{}")
+		return strings.Contains(got, "cancelled") &&
+			strings.Contains(got, `closed\",\"closed async`)
+	})
+	check(t, "another call", p.call("sleep", `{"seconds":0.6}`), shownText("slept"))
+	p.checkCancelled(`"s"`, "0", "1", "2", "8")
+	// Calls under way don't keep the process.
+	p.sendCall("9", "wait", "{}")
+	p.sendCall("10", "sleep", `{"seconds":600}`)
+	p.request("tools/list", "{}")
+	check(t, "output after the end", p.end(), "")
+	checkOmits(t, "the log", p.stderr.String(), "Traceback", "never awaited")
+}
+
+// A file that can't be loaded ends the shim with one line, which names the file's line.
+func TestPythonLoadErrorIsOneLine(t *testing.T) {
+	long(t)
+	pythonTestVersion(t)
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "helper.py"), "def go():\n    import no_such_thing\n\ngo()\n")
+	write(t, filepath.Join(dir, "broken.py"), "x = (\n")
+	files := map[string]struct{ text, want string }{
+		"syntax": {"\ndef f(:\n", "syntax.usher.py:2: SyntaxError: "},
+		"inner": {"import helper\n",
+			"helper.py:2: ModuleNotFoundError: No module named 'no_such_thing'"},
+		"neighbor": {"import broken\n", "broken.py:"}, // the line is the version's choice
+		"leaves": {"import sys\nsys.exit('no configuration')\n",
+			"leaves.usher.py:2: SystemExit: no configuration"},
+		"null": {"x = 1\x00", "null.usher.py: "},
+	}
+	for name, file := range files {
+		write(t, filepath.Join(dir, name+".usher.py"), file.text)
+	}
+	out := modulesOf(t, dir, nil)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		t.Run(name, func(t *testing.T) {
+			want := fmt.Sprintf("module %q exited at startup (exit status 1): %s", name,
+				files[name].want)
+			checkContains(t, "usher modules", out, want)
+		})
+	}
+}
+
+// A module finds its neighbors and its own name, and writes nothing beside it. A traceback
+// is one record of the log.
+func TestPythonModuleFindsItsNeighbors(t *testing.T) {
+	long(t)
+	pythonTestVersion(t)
+	dir := t.TempDir()
+	copyFiles(t, "testdata/python/hosted", dir, "m.usher.py", "neighbor.py")
+	d := startDaemon(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("m_large", "m_small", "m_where")
+	check(t, "small", c.call("m_small", "").failure(), "KeyError: 'x'")
+	d.awaitLog(t, `line="Traceback (most recent call last):\n  File \"`+dir+
+		`/m.usher.py\", line 5, in small\n`)
+	check(t, "where", c.call("m_where", "").text(), `["m.usher.py","m_usher",true,5]`)
+	check(t, "large", c.call("m_large", "").failure(),
+		"the module's answer can't be read: it is larger than 64 MiB")
+	check(t, "files", folderNames(t, dir), []string{"m.usher.py", "neighbor.py"})
+}
+
+// A folder's own virtual environment runs its modules.
+func TestPythonVirtualEnvironment(t *testing.T) {
+	long(t)
+	minor := pythonTestVersion(t)
+	dir := t.TempDir()
+	venv := filepath.Join(dir, ".venv")
+	if out, err := exec.Command(testPython, "-m", "venv", "--without-pip",
+		venv).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	library := filepath.Join(venv, "lib", fmt.Sprintf("python3.%d", minor),
+		"site-packages", "only_here.py")
+	write(t, library, "def answer(): return undefined\n")
+	file := filepath.Join(dir, "m.usher.py")
+	write(t, file, "import only_here\nX = 42\ndef f(): return X\n")
+	p := startShim(t, kindPython, file)
+	check(t, "result", p.call("f", `{}`), shownText("42"))
+	p.end()
+	// A failure shows the user's own line, not the library's.
+	write(t, file, "import only_here\nonly_here.answer()\n")
+	out, err := shimCommand(t, kindPython, file).CombinedOutput()
+	check(t, "it fails", err != nil, true)
+	check(t, "output", string(out),
+		"m.usher.py:2: NameError: name 'undefined' is not defined\n")
+}

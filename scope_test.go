@@ -1,0 +1,480 @@
+// Tests of scope.go: what each way to present a code shows, and attempts to see more.
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// While the claims can't be read, nothing that depends on one is begun, and the file stays
+// as it is.
+func TestUnreadableClaims(t *testing.T) {
+	long(t)
+	p := startProjects(t)
+	code := p.code("/proj")
+	scoped := p.session(inHeader(code))
+	write(t, p.claimsFile(), "")
+	checkSees(t, "a scoped session", scoped, presentNothing, "503")
+	_, a := openSession(t, p.URL, inHeader(code))
+	check(t, "status of a new session with a code", a.Status, 503)
+	checkOmits(t, "its refusal", a.Body, p.Base)
+	text, _ := os.ReadFile(p.claimsFile())
+	check(t, "the file", string(text), "")
+	checkContains(t, "the log", p.Log.String(), "claims.json", "move it away or restore it")
+	p.hidesCodes(t, code)
+	os.Remove(p.claimsFile())
+	checkSees(t, "without the file", scoped, presentNothing, seesNone)
+}
+
+// Every combination of facts has the decision that its purpose asks for, and no failure
+// lets a caller see more.
+func TestDecisionsNeverWiden(t *testing.T) {
+	// width is how much each decision lets a caller reach.
+	width := map[decision]int{
+		allowAll: 2, allowInitialize: 2, allowOwn: 1, allowPresented: 1,
+		denyEnded: 0, denyUnclaimed: 0, denyUnreadable: 0,
+	}
+	seen := make(map[decision]bool)
+	for bits := range 1 << 7 {
+		bit := func(n int) bool { return bits>>n&1 == 1 }
+		f := accessFacts{
+			session:    bit(0),
+			scoped:     bit(1),
+			active:     bit(2),
+			presents:   bit(3),
+			valid:      bit(4),
+			unreadable: bit(5),
+			require:    bit(6),
+		}
+		if f.scoped && !f.session || f.active && !f.scoped || f.valid && !f.presents {
+			continue // can't be
+		}
+		got := decide(f)
+		seen[got] = true
+		needsClaims := f.scoped || f.presents
+		for what, wrong := range map[string]bool{
+			"a scoped session gets everything": f.scoped && width[got] == 2,
+			"a required claim is missing":      f.require && width[got] == 2,
+			"outside of a session, a bad code is ignored": got == allowAll &&
+				f.presents && !f.session,
+			"only initialize, without a bad code": got == allowInitialize &&
+				(!f.presents || f.session),
+			"a claim that was not presented":        got == allowPresented && !f.valid,
+			"a claim of its own that is not active": got == allowOwn && !f.active,
+			"an active claim counts as ended": got == denyEnded &&
+				(f.active || !f.scoped),
+			"a second claim is required": got == denyUnclaimed &&
+				(f.scoped || f.valid || !f.require),
+			"503 without need of a claim": got == denyUnreadable &&
+				!needsClaims,
+			"unreadable claims are used": f.unreadable &&
+				needsClaims && got != denyUnreadable,
+			"503 though the claims can be read": got == denyUnreadable &&
+				!f.unreadable,
+			"a valid code does not count": f.valid && !f.unreadable &&
+				got != allowPresented,
+		} {
+			if wrong {
+				t.Errorf("%+v: decision %d: %s", f, got, what)
+			}
+		}
+		for what, fail := range map[string]func(*accessFacts){
+			"the claims can't be read":    func(f *accessFacts) { f.unreadable = true },
+			"its own claim ends":          func(f *accessFacts) { f.active = false },
+			"the daemon requires a claim": func(f *accessFacts) { f.require = true },
+		} {
+			failed := f
+			fail(&failed)
+			if width[decide(failed)] > width[got] {
+				t.Errorf("%+v: it sees more if %s", f, what)
+			}
+		}
+	}
+	check(t, "the number of decisions met", len(seen), len(width))
+}
+
+// presentation is a way to present codes.
+type presentation struct {
+	name    string
+	present func(*http.Request)
+	counts  string // the code that counts; "" for none
+	refused bool   // without a session: it presents what is no valid code
+}
+
+// presentations returns the ways to present the valid codes p and o, the ended
+// codes g and x, and unknown ones.
+func presentations(p, o, g, x string) []presentation {
+	const unknown = "ABCDEF"
+	dashed := strings.ToLower(p[:3] + "-" + p[3:])
+	url := func(raw string) func(*http.Request) {
+		return func(r *http.Request) { r.URL.RawQuery = raw }
+	}
+	at := func(path string) func(*http.Request) {
+		return func(r *http.Request) { r.URL.Path = path }
+	}
+	bearer := func(code string) func(*http.Request) { return inAuthorization("Bearer " + code) }
+	return []presentation{
+		{"nothing", presentNothing, "", false},
+		{"a code in the header", inHeader(p), p, false},
+		{"a code in the URL", inQuery(p), p, false},
+		{"a code as bearer", bearer(p), p, false},
+		{"a code in lower case with a dash", inHeader(dashed), p, false},
+		{"another folder's code", inHeader(o), o, false},
+		{"an unknown code", inHeader(unknown), "", true},
+		{"a revoked code", inHeader(g), "", true},
+		{"an expired code", inHeader(x), "", true},
+		{"a word", inHeader("hello"), "", true},
+		{"a token as bearer that is no code", bearer("eyJhbGciOiJIUzI1NiJ9.e30.x"), "", false},
+		{"a code at /mcp", presentAll(inQuery(p), at("/mcp")), p, false},
+		{"two codes: the header goes before the URL",
+			presentAll(inHeader(p), inQuery(o)), p, false},
+		{"two codes: the URL goes before the bearer", presentAll(inQuery(p), bearer(o)),
+			p, false},
+		{"an unknown code in the header, a valid one in the URL",
+			presentAll(inHeader(unknown), inQuery(p)), "", true},
+		{"an empty header and URL, a valid code as bearer",
+			presentAll(inHeader(""), inQuery(""), bearer(p)), p, false},
+		{"three codes that are not valid",
+			presentAll(inHeader(g), inQuery(unknown), bearer("GHJKMN")), "", true},
+		{"two headers", addHeader(claimHeader, p, p), "", true},
+		{"a bearer token with a typing error", bearer(p[:5] + "0"), "", true},
+		{"a query that can't be parsed", url("claim=" + p + ";x=1"), "", true},
+		{"a query with a bad escape", url("claim=" + p + "%zz"), "", true},
+		{"a parameter in another case", url("Claim=" + p), "", true},
+		{"a parameter in brackets", url("claim[]=" + p), "", true},
+		{"an escaped parameter", url("cl%61im=" + p), p, false},
+	}
+}
+
+// Each way to present a code counts as the table says: for a new session, in one of another
+// claim and, also if claims are required, without sessions. TestModel checks sessions
+// in each state.
+func TestScopeTable(t *testing.T) {
+	long(t)
+	d := startProjects(t)
+	alone := newStateless(t, d.URL)
+	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
+	check(t, "the claim to be revoked", alone.sees(inHeader(g)), "c_x") // and the other was never used
+	check(t, "another claim by HTTP+SSE",
+		listTools(connectSSE(t, d.URL, inHeader(p)).testClient, inHeader(o)), "400")
+	d.revoke(g)
+	expire(t, d.Base, Code(x))
+	lists := map[string]string{p: seesProj, o: seesOther}
+	for _, row := range presentations(p, o, g, x) {
+		t.Run(row.name, func(t *testing.T) {
+			c, a := openSession(t, d.URL, row.present)
+			want := cmp.Or(lists[row.counts], seesAll)
+			about := stringField(a.result(), "instructions")
+			check(t, "the instructions name c", strings.Contains(about, "- c:"),
+				want == seesAll)
+			checkContains(t, "instructions", about, "- ")
+			checkSees(t, "it sees", c, presentNothing, want)
+			modern := alone.modern("tools/call", `{"name":"c_x"}`, row.present)
+			if row.refused {
+				checkRefused(t, modern, "unknown or has ended")
+			} else {
+				check(t, "without a session it sees", alone.sees(row.present), want)
+				check(t, "it calls c_x", modern.failure() == "", want == seesAll)
+			}
+			scoped := d.session(inHeader(o))
+			want = cmp.Or(lists[row.counts], seesOther)
+			checkSees(t, "a scoped session sees", scoped, row.present, want)
+			checkSees(t, "it then sees", scoped, presentNothing, want)
+		})
+	}
+	d.restart([]*testClient{alone}, "-require-claim")
+	for _, row := range presentations(p, o, g, x) {
+		t.Run("with claims required/"+row.name, func(t *testing.T) {
+			if row.counts != "" {
+				check(t, "it sees", alone.sees(row.present), lists[row.counts])
+				return
+			}
+			says := "a claim code is required"
+			if row.refused {
+				says = "unknown or has ended"
+			}
+			_, a := openSession(t, d.URL, row.present)
+			checkRefused(t, a, says)
+			checkRefused(t, alone.modern("tools/list", "", row.present), says)
+		})
+	}
+	d.hidesCodes(t, p, o, g, x, "ABCDEF")
+}
+
+// What is out of scope gets the same answer, byte by byte, as what does not exist, in a
+// session and without one.
+func TestOutOfScopeIsUnknown(t *testing.T) {
+	long(t)
+	dir, base := twoProjects(t), t.TempDir()
+	writeFake(t, dir+"/other/rich.usher", "good tools=tell res=rich")
+	writeFake(t, dir+"/other/a.usher", "good tools=x") // so that the bare name is ambiguous
+	d := daemonOptions{base: base}.start(t, dir)
+	free, _ := openSession(t, d.URL, presentNothing)
+	free.awaitTools("b_x", "c_x", "other-a_x", "proj-a_pid", "proj-a_sleep", "proj-a_x",
+		"rich_tell")
+	present := inHeader(newCode(t, base, dir+"/proj"))
+	c, a := openSession(t, d.URL, present)
+	checkContains(t, "instructions", stringField(a.result(), "instructions"), "- a:")
+	checkOmits(t, "instructions", stringField(a.result(), "instructions"), "rich", "other")
+	c.awaitTools(projTools...)
+	alone := newStateless(t, d.URL)
+	type asker func(method, params string) answer
+	in := func(c *testClient) asker {
+		return func(method, params string) answer {
+			return c.post(`{"jsonrpc":"2.0","id":1,"method":"` + method +
+				`","params":` + params + `}`)
+		}
+	}
+	out := func(present func(*http.Request)) asker {
+		return func(method, params string) answer {
+			return alone.modern(method, params, present)
+		}
+	}
+	for revision, ask := range map[string]struct{ scoped, free asker }{
+		"in a session":      {in(c), in(free)},
+		"without a session": {out(present), out(presentNothing)},
+	} {
+		for _, method := range []string{"tools/list", "prompts/list", "resources/list",
+			"resources/templates/list"} {
+			t.Run(revision+"/"+method, func(t *testing.T) {
+				scoped := ask.scoped(method, "{}")
+				check(t, "failure", scoped.failure(), "")
+				checkOmits(t, "with a claim", scoped.Body, "rich")
+				checkContains(t, "without a claim", ask.free(method, "{}").Body, "rich")
+			})
+		}
+		for _, tt := range []struct{ method, params, out string }{
+			{"tools/call", `{"name":"THING"}`, "b_x"},
+			{"tools/call", `{"name":"THING"}`, "rich_tell"},
+			{"tools/call", `{"name":"THING"}`, "other-a_x"},
+			{"tools/call", `{"name":"THING"}`, "proj-a_x"}, // its name in another view
+			{"tools/call", `{"name":"THING","_meta":{"scope":"/","claim":"ABCDEF"}}`, "b_x"},
+			{"prompts/get", `{"name":"THING"}`, "rich_say"},
+			{"resources/read", `{"uri":"THING"}`, "rich://one"},
+			{"resources/read", `{"uri":"THING"}`, "rich://many/3"},
+			{"completion/complete",
+				`{"ref":{"type":"ref/prompt","name":"THING"},"argument":{"name":"x","value":""}}`,
+				"rich_say"},
+			{"completion/complete",
+				`{"ref":{"type":"ref/resource","uri":"THING"},"argument":{"name":"n","value":""}}`,
+				"rich://many/{n}"},
+		} {
+			t.Run(revision+"/"+tt.method+" "+tt.out, func(t *testing.T) {
+				answerFor := func(thing string) string {
+					a := ask.scoped(tt.method, strings.ReplaceAll(tt.params, "THING", thing))
+					a.Header.Del("X-Request-Id")
+					a.Header.Del("Date")
+					a.Header.Del("Content-Length")
+					return fmt.Sprint(a.Status, a.Header,
+						strings.ReplaceAll(a.Body, thing, "THING"))
+				}
+				nowhere := "nope_" + tt.out
+				if strings.Contains(tt.out, "://") {
+					nowhere = "nope://" + tt.out[7:]
+				}
+				outside := answerFor(tt.out)
+				check(t, "the answer for what does not exist", answerFor(nowhere), outside)
+				checkContains(t, "the answer", outside, `"error"`)
+				a := ask.free(tt.method, strings.ReplaceAll(tt.params, "THING", tt.out))
+				check(t, "failure without a claim", a.failure(), "")
+			})
+		}
+	}
+}
+
+// A module is in scope if the real path of its file is the scope's folder or below it.
+func TestScopeIsByRealPath(t *testing.T) {
+	long(t)
+	p := startProjects(t)
+	for _, link := range [][2]string{
+		{"/other/b.usher", "/proj/stolen.usher"},       // from outside into the scope
+		{"/proj/deep/er/d.usher", "/other/lent.usher"}, // out of the scope
+		{"/proj", "/alias"},                            // the scope by another name
+		{"/other", "/proj/more"},                       // a folder, which is not searched
+	} {
+		must(t, os.Symlink(p.dir+link[0], p.dir+link[1]))
+	}
+	writeFake(t, p.dir+"/proj/deep/er/d.usher", "good tools=x")
+	writeFake(t, p.dir+"/Proj/e.usher", "good tools=x")
+	const all = "a_pid a_sleep a_x b_x c_x d_x e_x lent_x stolen_x"
+	const inside = "a_pid a_sleep a_x d_x lent_x"
+	p.session(presentNothing).awaitTools(strings.Fields(all)...)
+	for _, tt := range []struct{ name, scope, want string }{
+		{"a folder", "/proj", inside},
+		{"a folder whose name begins as another's", "/projX", "c_x"},
+		{"the beginning of two names", "/pro", ""},
+		{"a folder in another case", "/PROJ", ""},
+		{"a folder below", "/proj/deep", "d_x lent_x"},
+		{"a module's file itself", "/other/b.usher", "b_x stolen_x"},
+		{"a module's link into another folder", "/proj/stolen.usher", ""},
+		{"a folder by the name of its link", "/alias", ""},
+		{"a linked folder in a folder", "/proj/more", ""},
+		{"all", "", all},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p.putClaims("[" +
+				p.claimRecord("ABCDEF", tt.scope, time.Now().UTC(), time.Hour) + "]")
+			checkSees(t, "it sees", p.session(inHeader("ABCDEF")), presentNothing, tt.want)
+		})
+	}
+	// usher claim resolves its folder, so that a link counts as its target.
+	out, errs, _ := usher(t, "", "claim", "-json", "-scope", p.dir+"/alias/../alias",
+		"-base", p.Base)
+	list, err := parseClaims([]byte("[" + out + "]"))
+	if err != nil {
+		t.Fatal(err, errs)
+	}
+	check(t, "the folder of a claim", list.claims[0].ScopeDir, p.dir+"/proj")
+	linked := p.session(inHeader(list.claims[0].Code.Reveal()))
+	checkSees(t, "a claim for a linked folder", linked, presentNothing, inside)
+}
+
+// A scoped session shows no more, whatever else its requests present.
+func TestScopeNeverWidens(t *testing.T) {
+	long(t)
+	p := startProjects(t)
+	code := p.code("/proj")
+	c := p.session(inHeader(code))
+	attack := func(name string, present func(*http.Request), want string) {
+		t.Run(name, func(t *testing.T) {
+			checkSees(t, "it sees", c, present, want)
+			checkSees(t, "it then sees", c, presentNothing, seesProj)
+		})
+	}
+	fullwidth := strings.Map(func(r rune) rune { return r - 'A' + 'Ａ' }, "ABCDEF")
+	for name, present := range map[string]func(*http.Request){
+		"two headers with unknown codes":  setHeader(claimHeader, "ABCDEF", "GHJKMN"),
+		"a code in fullwidth letters":     setHeader(claimHeader, fullwidth),
+		"a code with a soft hyphen":       setHeader(claimHeader, code[:3]+"\u00ad"+code[3:]),
+		"a scope in a header of its own":  setHeader("Mcp-Claim-Scope-Dir", p.dir),
+		"another version of the protocol": setHeader(protocolHeader, "2025-03-26"),
+	} {
+		attack(name, present, seesProj)
+	}
+	for name, present := range map[string]func(*http.Request){
+		"a proxy's word": setHeader("X-Forwarded-For", "127.0.0.1"),
+		"no session":     func(r *http.Request) { r.Header.Del(sessionHeader) },
+		"an empty one":   setHeader(sessionHeader, ""),
+	} {
+		attack(name, present, "400")
+	}
+	attack("a session in the query alone", func(r *http.Request) {
+		r.URL.RawQuery = "sessionId=" + r.Header.Get(sessionHeader)
+		r.Header.Del(sessionHeader)
+	}, "404")
+	p.hidesCodes(t, code, "ABCDEF", "GHJKMN")
+}
+
+// A claim is for the folder of its name, whatever is moved there or away.
+func TestScopeFollowsNames(t *testing.T) {
+	long(t)
+	p := startProjects(t)
+	free, c := p.session(presentNothing), p.session(inHeader(p.code("/proj")))
+	rename := func(from, to string) { must(t, os.Rename(p.dir+from, p.dir+to)) }
+	link := func(to, from string) { must(t, os.Symlink(p.dir+to, p.dir+from)) }
+	outside := func(when string) {
+		t.Helper()
+		for _, name := range []string{"b_x", "c_x", "other-a_x", "new_x"} {
+			check(t, when+": "+name+" is listed", slices.Contains(c.tools(), name), false)
+			check(t, when+": "+name+" is called", c.call(name, "").failure() == "", false)
+		}
+	}
+	rename("/proj/a.usher", "/other/a.usher")
+	c.awaitTools()
+	outside("its module was moved out")
+	checkContains(t, "a call of the module that was moved out",
+		c.call("a_x", "").failure(), "unknown tool")
+	rename("/other/a.usher", "/proj/a.usher")
+	c.awaitTools(projTools...)
+	rename("/proj", "/old")
+	c.awaitTools()
+	outside("its folder was renamed")
+	link("/other", "/proj")
+	writeFake(t, p.dir+"/other/new.usher", "good tools=x")
+	free.awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "new_x")
+	outside("a link replaces its folder")
+	check(t, "tools through the link", c.tools(), []string{})
+	must(t, os.Remove(p.dir+"/proj"))
+	rename("/old", "/proj") // the claim is for the folder of this name
+	c.awaitTools(projTools...)
+	link("/other/b.usher", "/proj/linked.usher")
+	rename("/proj/a.usher", "/other/moved.usher")
+	link("/other/moved.usher", "/proj/a.usher")
+	free.awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "linked_x", "moved_pid",
+		"moved_sleep", "moved_x", "new_x")
+	c.awaitTools() // links to files elsewhere are outside
+}
+
+// The code comes from the first of three places that is not empty. No query that mentions a
+// claim counts as no code.
+func FuzzPresentedCode(f *testing.F) {
+	f.Add("R3K-9QZ", "claim=222222", "Bearer 333333")
+	f.Add("", "x=1&claim=r3k9qz&claim=222222", "")
+	f.Add("", "claim=%zz;claim=222222", "bearer r3k 9qz")
+	f.Add(" ", "claim=", "Bearer eyJhbGciOi")
+	f.Add("", "", "Basic 222222")
+	f.Add("", "%43laim=222222", "Bearer 2222223333334")
+	f.Fuzz(func(t *testing.T, header, query, authorization string) {
+		r := &http.Request{URL: &url.URL{RawQuery: query}}
+		r.Header = http.Header{claimHeader: {header}, "Authorization": {authorization}}
+		code, presents := presentedCode(r)
+		inURL, err := url.ParseQuery(query)
+		token, isBearer := strings.CutPrefix(strings.ToLower(authorization), "bearer ")
+		token = strings.TrimSpace(token)
+		mentions := strings.Count(strings.ToLower(query), "claim")
+		text := ""
+		switch {
+		case header != "":
+			text = header
+		case mentions > 1 || mentions == 1 && (err != nil || len(inURL["claim"]) != 1):
+			check(t, "a slip is presented", presents, true)
+			return
+		case inURL.Get("claim") != "":
+			text = inURL.Get("claim")
+		case isBearer && len(token) <= maxBearerCode:
+			text = token
+		}
+		if strings.Contains(query, "%") {
+			return // it may mention a claim
+		}
+		want, _ := parseCode(text)
+		if code != want || presents != (text != "") {
+			t.Fatalf("%q %q %q: %q, %v; want %q", header, query, authorization,
+				code.Reveal(), presents, want.Reveal())
+		}
+	})
+}
+
+// Every row of the table "Who sees what" in SECURITY.md has a test. Each row is a session, and what
+// its request presents.
+func TestScopeIndex(t *testing.T) {
+	_, table, _ := strings.Cut(string(readFile(t, "SECURITY.md")), "| session | presents |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var rows []string
+	for _, line := range strings.Split(table, "\n")[2:] {
+		cells := strings.Split(line, " | ")
+		rows = append(rows, strings.TrimPrefix(cells[0], "| ")+": "+cells[1])
+	}
+	rows = append(rows, "HTTP+SSE: another valid code", "claims.json can't be read")
+	checkIndex(t, rows, map[string]string{
+		"new, or none (MCP 2026-07-28): a valid code": "TestScopeTable",
+		"new: no code, or an invalid one":             "TestScopeTable",
+		"unscoped: a valid code":                      "TestStreamsEndWithClaim",
+		"unscoped: no valid code":                     "TestRestartKeepsSessions",
+		"scoped: no valid code":                       "TestScopeNeverWidens",
+		"scoped: another valid code":                  "TestScopeTable",
+		"scoped, its claim ended: no valid code":      "TestEndedSessionStaysEnded",
+		"none: no code":                               "TestScopeTable",
+		"none: an invalid code":                       "TestScopeTable",
+		"HTTP+SSE: another valid code":                "TestScopeTable",
+		"claims.json can't be read":                   "TestUnreadableClaims",
+	})
+}

@@ -1,0 +1,202 @@
+// Tests of serve.go: how a daemon starts and ends.
+
+package main
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"log/slog"
+	"math/big"
+	"net/http"
+	"os"
+	"os/signal"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// A size is a number and a unit, and nothing else.
+func FuzzParseSize(f *testing.F) {
+	for _, s := range []string{
+		"4MiB", "1", "1024GiB", "1025GiB", "0", "-1", "4 MiB", "4MiB x", "+4", "1e3", "4MB",
+		"99999999999999999999", "1099511627776", "0x10", "٤",
+	} {
+		f.Add(s)
+	}
+	check(f, "no bytes", formatSize(0), "0 bytes")
+	form := regexp.MustCompile(`^([0-9]+)(KiB|MiB|GiB)?$`)
+	f.Fuzz(func(t *testing.T, s string) {
+		var flags serveFlags
+		err := flags.setMaxBody(s)
+		want := new(big.Int)
+		if match := form.FindStringSubmatch(s); match != nil {
+			want.SetString(match[1], 10)
+			want.Lsh(want, map[string]uint{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[match[2]])
+		}
+		fits := want.Sign() > 0 && want.Cmp(big.NewInt(1<<40)) <= 0
+		if (err == nil) != fits || fits && flags.maxBody != want.Int64() {
+			t.Fatalf("%q is %d, %v; want %d", s, flags.maxBody, err, want)
+		}
+		shown := strings.TrimSuffix(strings.ReplaceAll(formatSize(flags.maxBody), " ",
+			""), "bytes")
+		if again := (serveFlags{}); fits &&
+			(again.setMaxBody(shown) != nil || again.maxBody != flags.maxBody) {
+			t.Fatalf("%d is shown as %q, which is another size", flags.maxBody, shown)
+		}
+	})
+}
+
+// The end of its terminal ends a daemon, unless nohup started it.
+func TestHangupEndsTheDaemon(t *testing.T) {
+	needLanguage(t, ".sh")
+	long(t)
+	if runtime.GOOS == "windows" || signal.Ignored(syscall.SIGHUP) {
+		skip(t, "no SIGHUP here, or nohup started this test")
+	}
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=x")
+	d := daemonOptions{ownProcess: true}.start(t, dir)
+	d.signal(t, syscall.SIGHUP)
+
+	kept := daemonOptions{ownProcess: true, shell: `trap "" HUP`}.start(t, dir) // as nohup does
+	must(t, kept.cmd.Process.Signal(syscall.SIGHUP))
+	connect(t, kept.URL).awaitTools("a_x")
+}
+
+// A base folder has one daemon at a time. A killed one does not count.
+func TestOneDaemonPerBase(t *testing.T) {
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()
+	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
+	second := daemonOptions{base: base}.launch(t, dir)
+	check(t, "status of a second daemon", second.wait(t), 1)
+	checkContains(t, "its log", second.Log.String(), d.URL, "-base")
+	wantStatus(t, "the first one after that", connect(t, d.URL).ask("ping", ""), http.StatusOK)
+	data := base + "/.data"
+	check(t, "the folders in its record", len(readDaemon(data).Roots), 1)
+	d.signal(t, os.Kill)
+	raw := readFile(t, data+"/"+recordName)
+	checkContains(t, "the record that it left", string(raw), d.URL)
+	check(t, "the daemon that runs then", readDaemon(data).URL, "")
+	daemonOptions{base: base}.start(t, dir).stop(t)
+	if _, err := os.Stat(data + "/" + recordName); err == nil {
+		t.Error("a daemon that has ended left its record")
+	}
+}
+
+// usher serve refuses what would be unsafe or can't work, and says what to do.
+func TestServeRefuses(t *testing.T) {
+	dir := t.TempDir()
+	file := dir + "/file"
+	write(t, file, "")
+	busy := startDaemon(t, t.TempDir())
+	addr := strings.Trim(strings.TrimPrefix(busy.URL, "http://"), "/")
+	secret := func(v string) map[string]string { return map[string]string{webhookSecretVar: v} }
+	for _, tt := range []struct {
+		name, args string
+		env        map[string]string
+		code       int
+		says       string
+	}{
+		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open"},
+		{"a secret with white space", "", secret("x\n"), 2, "white space"},
+		{"no port", "-addr localhost", nil, 2, "HOST:PORT"},
+		{"a port that is taken", "-addr " + addr, nil, 1, "choose another address with -addr"},
+		{"a size that is none", "-max-body lots", nil, 2, "KiB"},
+		{"an origin with a path", "-allow-origin https://x.example/y", nil, 2,
+			"without a path"},
+		{"a host with a scheme", "-allow-host https://x.example", nil, 2, "host name"},
+		{"half a certificate", "-tls-cert x", nil, 1, "-tls-cert and -tls-key: "},
+		{"an unknown log form", "-log xml", nil, 2, "text or json"},
+		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, " is empty"},
+		{"its own folder from within", dir,
+			map[string]string{nestedVar: dir + "/me.usher"}, 1, "started this usher"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out, errs bytes.Buffer
+			args := []string{"serve", "-addr", "127.0.0.1:0", "-base", t.TempDir()}
+			code := run(t.Context(), append(args, strings.Fields(tt.args)...), nil,
+				&out, &errs, lookupIn(tt.env))
+			check(t, "status", code, tt.code)
+			checkContains(t, "stderr", errs.String(), "usher: serve: ", tt.says)
+		})
+	}
+}
+
+// A daemon that has ended leaves no goroutine.
+func TestNoGoroutineIsLeft(t *testing.T) {
+	before := runtime.NumGoroutine()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	d := startDaemon(t, dir)
+	c := connect(t, d.URL)
+	_, hangUp := c.listen()
+	c.call("a_crash", "")
+	c.call("a_echo", "")
+	hangUp()
+	d.stop(t)
+	c.http.CloseIdleConnections()
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	await(t, "all goroutines to end", func() bool {
+		return runtime.NumGoroutine() <= before
+	})
+}
+
+// writeCertificate writes the files cert and key into dir.
+func writeCertificate(t *testing.T, dir string, serial int64) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	is := &x509.Certificate{SerialNumber: big.NewInt(serial)}
+	cert, _ := x509.CreateCertificate(rand.Reader, is, is, key.Public(), key)
+	raw, _ := x509.MarshalPKCS8PrivateKey(key)
+	write(t, dir+"/cert",
+		string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})))
+	write(t, dir+"/key",
+		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})))
+}
+
+// A renewed certificate is used without a restart. While its files do not match, the
+// previous one is.
+func TestCertificateIsReadAgain(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	flags := &serveFlags{addr: "127.0.0.1:0", tlsCert: dir + "/cert", tlsKey: dir + "/key"}
+	d := &daemon{flags: flags, log: slog.New(slog.DiscardHandler)}
+	writeCertificate(t, dir, 1)
+	_, err := d.listen()
+	must(t, err)
+	defer d.listener.Close()
+	wantSerial := func(want int64) {
+		t.Helper()
+		var accepting sync.WaitGroup
+		accepting.Go(func() {
+			conn, _ := d.listener.Accept()
+			conn.(*tls.Conn).Handshake()
+			conn.Close()
+		})
+		config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}}
+		conn, err := tls.Dial("tcp", d.listener.Addr().String(), config)
+		must(t, err)
+		state := conn.ConnectionState()
+		check(t, "serial number", state.PeerCertificates[0].SerialNumber.Int64(), want)
+		check(t, "the protocol, of h2 and http/1.1", state.NegotiatedProtocol, "http/1.1")
+		conn.Close()
+		accepting.Wait()
+	}
+	wantSerial(1)
+	writeCertificate(t, dir, 2)
+	wantSerial(2)
+	write(t, dir+"/key", "half a key")
+	wantSerial(2)
+	writeCertificate(t, dir, 3)
+	wantSerial(3)
+}

@@ -1,0 +1,301 @@
+// Tests of session.go: ids, and the table of sessions.
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode/utf8"
+)
+
+const base64Letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+// turned returns a session id with a letter changed by some bits.
+func turned(id string, at, bits int) string {
+	b := []byte(id)
+	b[at] = base64Letters[strings.IndexByte(base64Letters, b[at])^bits]
+	return string(b)
+}
+
+// A session id that this daemon has not issued, or that has ended, is refused.
+func TestForgedIDsAreRefused(t *testing.T) {
+	long(t)
+	p := startProjects(t)
+	c := p.session(inHeader(p.code("/proj")))
+	id := c.Session
+	foreign, _ := openSession(t, startDaemon(t, p.dir).URL, presentNothing)
+	stranger := foreign.Session
+	deleted := p.session(presentNothing)
+	p.stop(t)
+	gate, _ := testGate(t, p.Base+"/.data", false)
+	old := newOrigin(protocols[0], 0, claimID{})
+	old.Issued = old.Issued.Add(-sessionLife)
+	expired := gate.sessions.seal(old)
+	p.restart([]*testClient{c})
+	deleted.URL = p.URL
+	deleted.end()
+	spare := id + "A"
+	if len(id)%4 != 0 {
+		spare = turned(id, len(id)-1, 1)
+	}
+	for name, forged := range map[string][]string{
+		"made up":                         {strings.Repeat("A", 100)},
+		"another daemon's":                {stranger},
+		"one past its days":               {expired},
+		"one that was ended":              {deleted.Session},
+		"another daemon's before its own": {stranger, id},
+		"twice in one header":             {id + ", " + id},
+		"cut to an unscoped one's length": {id[:len(stranger)]},
+		"with another spare bit":          {spare},
+	} {
+		t.Run(name, func(t *testing.T) {
+			checkSees(t, "it sees", c, setHeader(sessionHeader, forged...), "404")
+		})
+	}
+	for i := range id {
+		checkSees(t, fmt.Sprint("with letter ", i, " changed"), c,
+			setHeader(sessionHeader, turned(id, i, 4)), "404")
+	}
+	checkSees(t, "the first of two counts", c, setHeader(sessionHeader, id, stranger), seesProj)
+}
+
+// A session whose claim has ended works again only if the same claim returns. Each row
+// changes the claims after the row before.
+func TestEndedSessionStaysEnded(t *testing.T) {
+	long(t)
+	p := startProjects(t)
+	created := time.Now().Add(-time.Minute).UTC().Round(time.Millisecond)
+	claim := func(code, folder string, created time.Time, life time.Duration) string {
+		return "[" + p.claimRecord(code, folder, created, life) + "]"
+	}
+	const life = time.Hour
+	good := claim("ABCDEF", "/proj", created, life)
+	p.putClaims(good)
+	c := p.session(inHeader("ABCDEF"))
+	for _, tt := range []struct{ name, text, want string }{
+		{"its claim", good, seesProj},
+		{"no claims", "[]", seesNone},
+		{"its claim again, as a backup puts it back", good, seesProj},
+		{"its code for another folder", claim("ABCDEF", "", created, life), seesNone},
+		{"its code for another, later folder",
+			claim("ABCDEF", "/other", created.Add(time.Second), life), seesNone},
+		{"its code, made a millisecond later",
+			claim("ABCDEF", "/proj", created.Add(time.Millisecond), life), seesNone},
+		{"its code in lower case", claim("abcdef", "/proj", created, life), "503"},
+		{"another code", claim("GHJKMN", "/proj", created, life), seesNone},
+		{"its claim, with a longer life", claim("ABCDEF", "/proj", created, 2*life), seesProj},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p.putClaims(tt.text)
+			checkSees(t, "it sees", c, presentNothing, tt.want)
+			a := c.call("a_x", "")
+			check(t, "it calls a_x", a.failure() == "", tt.want == seesProj)
+			check(t, "Retry-After of 503", a.Header.Get("Retry-After") != "", tt.want == "503")
+		})
+	}
+}
+
+// A principal's sessions in memory are bounded: the least recently used is forgotten first,
+// and no other principal's.
+func TestIdleSessionsAreForgotten(t *testing.T) {
+	t.Parallel()
+	own, another := &Principal{}, principal("another")
+	var end context.CancelFunc
+	own.ctx, end = context.WithCancel(t.Context())
+	table := newSessionTable(newSessionKey())
+	open := func(p *Principal) *Session {
+		s, _ := table.create(protocols[0], 0, p)
+		return s
+	}
+	use := func(s *Session, p *Principal) {
+		_, ok := table.use(s, s.claim, p)
+		check(t, "the session is in use", ok, true)
+	}
+	used := open(own)
+	conn := connection{ctx: t.Context(), write: lineWriter(io.Discard)}
+	used.join(newOutbox(account{newMemory(0, strangers), own}, conn))
+	touched := open(own)
+	idle := open(own)
+	moved := open(own)
+	other := open(another)
+	use(moved, another)
+	for range maxSessionsOf {
+		open(own)
+		use(touched, own)
+	}
+	isKept := func(s *Session) bool { return table.byName[s.name] == s }
+	for name, session := range map[string]*Session{
+		"a session with a stream":               used,
+		"a session in use":                      touched,
+		"another principal's session":           other,
+		"a session that moved to another claim": moved,
+	} {
+		check(t, name+" is kept", isKept(session), true)
+	}
+	check(t, "the session that was idle for longest is kept", isKept(idle), false)
+	check(t, "its processes may continue", idle.member.Err() == nil, false)
+	check(t, "sessions of the principal", table.own[own].Len(), maxSessionsOf)
+	end()
+	await(t, "the principal's sessions belong to strangers", func() bool {
+		table.mu.Lock()
+		defer table.mu.Unlock()
+		return table.own[own] == nil && table.own[strangers].Len() == maxSessionsOf
+	})
+}
+
+// What the sessions of ended claims use counts for strangers.
+func TestEndedClaimsKeepNothing(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		var clients []*testClient
+		for range 2 {
+			claim, c := newClaimFor(t, b.base, "/w"), b.open(protocols[0])
+			c.Header.Set(claimHeader, claim.Code.Reveal())
+			c.ask("ping", "")
+			b.sessionLike(c)
+			defer b.begin(c.getRequest()).hangUp()
+			synctest.Wait()
+			own, err := b.server.gate.claims.Lookup(claim.Code)
+			must(t, err)
+			check(t, "sessions of the claim", b.sessionsOf(own), 2)
+			revoke(t, b.base, claim.Code)
+			pass(2 * watchInterval)
+			check(t, "sessions after its end", b.sessionsOf(own), 0)
+			c.Header.Del(claimHeader)
+			clients = append(clients, c)
+		}
+		check(t, "sessions of strangers", b.sessionsOf(strangers), 4)
+		b.unread = true
+		for _, c := range clients {
+			defer b.begin(echoRequest(10_000)(b, c)).hangUp()
+		}
+		synctest.Wait()
+		check(t, "their requests", b.server.requests.count(strangers), 2)
+	})
+}
+
+// claimOf returns the claim of the session with an id.
+func claimOf(t *testing.T, g *Gate, id string) claimID {
+	t.Helper()
+	_, claim, err := g.sessions.find(id, false)
+	must(t, err)
+	return claim
+}
+
+// A session id is enough to recreate its session in a later daemon, for 30 days, with the
+// same key.
+func TestSessionIDSaysWhatItIs(t *testing.T) {
+	t.Parallel()
+	at := func(created time.Time) claimID {
+		return claimID{"ABCDEF", created.UTC().Format(time.RFC3339Nano), "/w/proj"}
+	}
+	const hour = time.Hour
+	keep := func(string) {}
+	for _, tt := range []struct {
+		name  string
+		claim claimID           // what the session begins with
+		after time.Duration     // how much later the next daemon starts
+		spoil func(path string) // changes the key's file
+		gone  bool
+	}{
+		{"an unscoped session", claimID{}, 0, keep, false},
+		{"a scoped one", at(time.Now()), 0, keep, false},
+		{"one whose claim is older than clocks",
+			at(time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC)), 0, keep, false},
+		{"one on its last day", at(time.Now()), sessionLife - hour, keep, false},
+		{"one past its days", at(time.Now()), sessionLife, keep, true},
+		{"one whose key is missing", claimID{}, 0, func(path string) { os.Remove(path) }, true},
+		{"one whose key is cut off", claimID{}, 0, func(path string) {
+			os.Truncate(path, 20)
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			data := t.TempDir()
+			id := ""
+			synctest.Test(t, func(t *testing.T) {
+				g, _ := testGate(t, data, false)
+				p := &Principal{Claim: Claim{claimID: tt.claim}, ctx: t.Context()}
+				id = g.Create(protocols[0], capRoots, admission{principal: p}).session.name
+			})
+			tt.spoil(data + "/session.key")
+			synctest.Test(t, func(t *testing.T) { // whose clock begins at the same time
+				<-time.After(tt.after)
+				g, _ := testGate(t, data, false)
+				s, claim, err := g.sessions.find(id, false)
+				check(t, "it is gone", errors.Is(err, errNoSession), tt.gone)
+				if !tt.gone {
+					check(t, "its claim", claim, tt.claim)
+					check(t, "its capabilities", s.Caps, capRoots)
+				}
+				_, _, err = g.sessions.find(id, true)
+				check(t, "in a URL it is unknown", errors.Is(err, errNoSession), true)
+			})
+		})
+	}
+}
+
+// After a restart, each session is again what its initialize made it. A code that was
+// presented later counts once it is presented again.
+func TestRestartKeepsSessions(t *testing.T) {
+	long(t)
+	p := daemonOptions{ownProcess: true}.startProjects(t)
+	code, other := p.code("/proj"), p.code("/other")
+	born, moved, free := p.session(inHeader(code)), p.session(inHeader(other)), p.session(presentNothing)
+	ended := p.session(inHeader(other))
+	ended.end()
+	checkSees(t, "the ended session", ended, presentNothing, "404")
+	checkSees(t, "the session that moves", moved, inHeader(code), seesProj)
+	checkSees(t, "the session that becomes scoped", free, inHeader(code), seesProj)
+	checkSees(t, "afterwards", free, presentNothing, seesProj)
+	p.cmd.Process.Kill()
+	p.restart([]*testClient{born, moved, free, ended})
+	messages, _ := born.listen()
+	hear(t, messages, changedTools) // the client may have seen other lists before
+	checkSees(t, "the session that was born scoped", born, presentNothing, seesProj)
+	checkSees(t, "the session that moved", moved, presentNothing, seesOther)
+	checkSees(t, "the session that became scoped", free, presentNothing, seesAll)
+	checkSees(t, "with its code again", free, inHeader(code), seesProj)
+	checkSees(t, "the ended session, within its claim", ended, presentNothing, seesOther)
+	p.restart([]*testClient{born, free}, "-require-claim")
+	checkSees(t, "with claims required, the scoped session", born, presentNothing, seesProj)
+	checkSees(t, "with claims required, the unscoped session", free, presentNothing, "400")
+	checkSees(t, "with its code", free, inHeader(code), seesProj)
+}
+
+// Only the text that a table sealed opens.
+func FuzzSessionID(f *testing.F) {
+	table, other := newSessionTable(newSessionKey()), newSessionTable(newSessionKey())
+	f.Add("", "2025-11-25", uint16(3), "R3K9QZ", "/w", 0, byte('A'))
+	f.Add("AAAA", "2024-11-05", uint16(0), "", "", 40, byte('='))
+	f.Add("\n", "", uint16(9), "222222", "/", -1, byte('\n'))
+	f.Fuzz(func(t *testing.T, stranger, protocol string, caps uint16, code, dir string, at int, char byte) {
+		if !utf8.ValidString(protocol) || !utf8.ValidString(code) || !utf8.ValidString(dir) {
+			return
+		}
+		origin := newOrigin(protocol, clientCaps(caps), claimID{Code(code), "", dir})
+		id := table.seal(origin)
+		if got, ok := table.unseal(id); !ok || !reflect.DeepEqual(got, origin) {
+			t.Fatalf("%+v came back as %+v, %v", origin, got, ok)
+		}
+		if _, ok := other.unseal(id); ok {
+			t.Fatal("another daemon's id is taken")
+		}
+		at = max(at, -at, 0) % len(id)
+		oneCharacter := id[:at] + string(char) + id[at+1:]
+		cases := []string{stranger, stranger + id, id + stranger, id[:at], oneCharacter,
+			id[at:] + id[:at]}
+		for _, forged := range cases {
+			if _, ok := table.unseal(forged); ok && forged != id {
+				t.Fatalf("%q opens, %q was sealed", forged, id)
+			}
+		}
+	})
+}

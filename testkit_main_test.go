@@ -1,0 +1,569 @@
+// The tests' kit: helpers of all tests, in the files testkit_*_test.go. A test that needs usher
+// chooses one of three worlds:
+//
+//   - A daemon in the test's process: startDaemon, startFakes and startProjects run "usher serve" on
+//     a free port, with real files, processes and sockets. The race detector sees the daemon, and
+//     its log is at hand. It is the usual choice: the test enters by the front door, as clients,
+//     senders and owners do (connect, askOverPOST, deliver, usher).
+//   - A built daemon: daemonOptions{ownProcess: true} runs the test binary as usher. Choose it if the
+//     test kills the daemon, counts its processes, or sets its environment or umask.
+//   - A bubble: inBubble runs usher's HTTP side over connections in memory, with a module that is a
+//     function. Inside testing/synctest, time passes only when the test lets it pass. Choose it for
+//     what takes minutes, or must happen at an instant. Nothing in a bubble may wait for a process
+//     or a socket.
+//
+// A unit that needs none of this (a parser, a table, a counter) is tested alone, with rows and, if
+// it reads what others write, with a fuzz target. Languages have a world of their own: a modulePeer
+// speaks to a module over its pipes, without usher.
+//
+// Nothing sleeps. Wait for an event (hear, awaitLog, awaitTools) or, if nothing announces it, poll
+// with await. long marks a test that takes over half a second and runs beside others, alone one
+// that does not, slow one that only CI runs. check, checkContains and checkOmits name the
+// expectation that failed; must ends a test whose preparation failed.
+//
+// Modules of the first two worlds are mostly fakes: MCP servers run by the test binary, on stdin and
+// stdout, each described by words (startFakes, writeFake). Its traits are:
+//
+//	good            none
+//	tools=a,b       its tools, each of which does what its name says, handle left out
+//	toolsIn=FILE    its tools, as JSON
+//	await=ADDRESS   answers initialize when nothing listens there any longer
+//	child           starts a process that sleeps
+//	dies            ends at once, with a word on stderr
+//	fixed           does not declare that its tools may change
+//	garbage         writes lines to stdout that are not JSON-RPC
+//	grows           adds a tool as soon as it is initialized
+//	modern          speaks 2026-07-28 only
+//	mute            never answers
+//	prompts=HOW     can't list its prompts, or has a list without end if HOW is endless
+//	names           says for which call it asks, as usher's own shims do
+//	res=NAME        has the resource NAME://one, the template NAME://many/{n} and the
+//	                prompt say, and reports changes of subscribed resources
+//	roots           asks for roots as soon as it is initialized
+//	slowstart=MS    takes so long to initialize
+//	twice           answers every call twice
+//	wants           asks for a form in prompts/get, resources/read and
+//	                resources/subscribe, and returns what came back
+//
+// Its tools, described by fakeTool, return their arguments as structured content, or do one of:
+//
+//	ask             asks its client: see fakeAsk
+//	big {bytes}     returns as many bytes
+//	count           counts its calls
+//	crash           ends the process by a signal
+//	echo            returns its params as text, as does each word not listed here
+//	env {name}      returns whether there is such a variable, and its value
+//	error           answers with an error of its own
+//	fail            returns a result that is an error
+//	fault           answers with the JSON-RPC error of {code, message}
+//	grow            adds a tool
+//	hold, never     waits for release, or for its cancellation only
+//	log             sends a log message {level, data}
+//	mirror          is an echo whose parameters are repeated in headers
+//	pid             returns the id of its process
+//	progress        reports progress n times, and waits for release after hold of them
+//	release         lets all go on that wait for it
+//	result {result} returns this result
+//	roots           returns what came back to the fake of trait roots
+//	runs            returns how often each tool was called
+//	sleep {ms}      waits
+//	touch {uri}     changes a resource
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// The test binary also runs as usher, and as a fake with the traits in the variable.
+const (
+	runAsUsher = "USHER_TEST_RUN"
+	runAsFake  = "USHER_TEST_FAKE"
+)
+
+func TestMain(m *testing.M) {
+	if fake := os.Getenv(runAsFake); fake != "" {
+		os.Exit(runFake(fake))
+	}
+	// os/signal starts a goroutine that never ends: start it before tests count them.
+	_, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	stop()
+	// A program with the race detector sleeps for a second at its end, if not told otherwise.
+	if os.Getenv("GORACE") == "" {
+		os.Setenv("GORACE", "atexit_sleep_ms=0")
+	}
+	// Go modules are built a quarter faster without information for debuggers.
+	if os.Getenv("GOFLAGS") == "" {
+		os.Setenv("GOFLAGS", "-ldflags=-w -gcflags=-dwarf=false")
+	}
+	if os.Getenv(runAsUsher) != "" {
+		main()
+	}
+	// Tests mostly wait for processes and clocks, so more of them than cores can run at once.
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue &&
+		runtime.GOMAXPROCS(0) < 8 {
+		f.Value.Set("8")
+	}
+	code := m.Run()
+	var counts []string
+	for _, reason := range sortedKeys(skips.reasons) {
+		counts = append(counts, fmt.Sprint(skips.reasons[reason], " ", reason))
+	}
+	if counts != nil {
+		fmt.Println("skipped tests:", strings.Join(counts, "; "))
+	}
+	os.Exit(code)
+}
+
+// skips counts the skipped tests by their reasons.
+var skips struct {
+	sync.Mutex
+	reasons map[string]int
+}
+
+// skip skips a test for a reason, which TestMain reports.
+func skip(t testing.TB, reason any) {
+	t.Helper()
+	skips.Lock()
+	defer skips.Unlock()
+	if skips.reasons == nil {
+		skips.reasons = make(map[string]int)
+	}
+	skips.reasons[fmt.Sprint(reason)]++
+	t.Skip(reason)
+}
+
+// slow marks a test that only CI runs, which sets the variable.
+func slow(t *testing.T) {
+	t.Helper()
+	if os.Getenv("USHER_SLOW") == "" {
+		skip(t, "slow (USHER_SLOW=1 runs them)")
+	}
+}
+
+// long marks a test that takes over half a second. It runs beside others, and go test
+// -short leaves it out.
+func long(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	alone(t)
+}
+
+// alone marks a long test that does not run beside others.
+func alone(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		skip(t, "long (-short leaves them out)")
+	}
+}
+
+// patience is how long anything in a test may take before it has failed.
+const patience = time.Minute
+
+// await polls until ok. It is for conditions that no event announces.
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("gave up waiting: %s", what)
+		}
+	}
+}
+
+// write writes a file, and makes the folders above it.
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	// A process that another test starts meanwhile would inherit the open file, and a file
+	// that is open for writing can't be run: "text file busy".
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	must(t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func readFile(t testing.TB, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	must(t, err)
+	return text
+}
+
+// tempDir returns a new folder, by its path without links.
+func tempDir(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	return dir
+}
+
+// testBinary returns the path of this program.
+func testBinary(t *testing.T) string {
+	t.Helper()
+	exe, err := os.Executable()
+	must(t, err)
+	return exe
+}
+
+// output collects what is written to it. It may be read meanwhile.
+type output struct {
+	mu      sync.Mutex
+	b       bytes.Buffer
+	changed chan struct{} // closed by the next write; nil if nobody waits
+	rest    io.Writer     // gets what comes after the first 64 KiB; nil for b
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.changed != nil {
+		close(o.changed)
+		o.changed = nil
+	}
+	if o.rest != nil && o.b.Len() > 1<<16 {
+		return o.rest.Write(p)
+	}
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	text, _ := o.read()
+	return text
+}
+
+// read returns the text, and a channel that is closed when there is more.
+func (o *output) read() (text string, more <-chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.changed == nil {
+		o.changed = make(chan struct{})
+	}
+	return o.b.String(), o.changed
+}
+
+// await waits until the text is ok, or until over is closed.
+func (o *output) await(t *testing.T, what string, over <-chan struct{}, ok func(text string) bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		text, more := o.read()
+		if ok(text) {
+			return
+		}
+		select {
+		case <-more:
+		case <-over:
+			return
+		case <-deadline:
+			t.Fatalf("gave up waiting: %s, in: %s", what, clipText(text, 2000))
+		}
+	}
+}
+
+// setMeta returns the params of a message with a key of their _meta set.
+func setMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
+	list := members(params)
+	return withMeta(list, key, value).encode()
+}
+
+// objectOf returns the members of a JSON object.
+func objectOf(text string) object {
+	list := members(json.RawMessage(text))
+	return list
+}
+
+// need skips a test whose program is not installed. In CI the test fails.
+func need(t *testing.T, program string) {
+	t.Helper()
+	if _, err := exec.LookPath(program); err != nil {
+		lack(t, program)
+	}
+}
+
+// needUnix skips a test of what Windows lacks: signals, permissions, sh.
+func needUnix(t *testing.T) {
+	t.Helper()
+	if runtime.GOOS == "windows" {
+		skip(t, "needs Unix")
+	}
+}
+
+// lack skips a test for want of something. In CI the test fails.
+func lack(t *testing.T, what string) {
+	t.Helper()
+	if os.Getenv("CI_REQUIRE") != "" {
+		t.Fatalf("CI needs %s", what)
+	}
+	skip(t, "needs "+what)
+}
+
+func folderNames(t testing.TB, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// usher runs a command in this process.
+func usher(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs, noEnv)
+	return out.String(), errs.String(), code
+}
+
+// masks hide what differs from run to run.
+var masks = []struct {
+	form *regexp.Regexp
+	with string
+}{
+	{regexp.MustCompile(`\b[2-9A-HJKMNP-Z]{3}-[2-9A-HJKMNP-Z]{3}\b`), "CODE-D"},
+	{regexp.MustCompile(`(claim=|Code: |"code": ")[2-9A-HJKMNP-Z]{6}\b`), "${1}CODE--"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d`), "YYYY-MM-DD HH:MM"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
+	{regexp.MustCompile(`"progressToken":\d+`), `"progressToken":N`},
+	{regexp.MustCompile(`usher \S+ \(go\S+ \S+\)`), "usher VERSION"},
+	{regexp.MustCompile(`usher \S+ serves`), "usher VERSION serves"},
+}
+
+// without is a JSON object without one of its members.
+func without(raw, key string) string {
+	list := members(json.RawMessage(raw))
+	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
+}
+
+// check reports how got differs from want; what names it.
+func check[T any](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s: (-want +got)\n%s", what, clipText(diff, 4000))
+	}
+}
+
+// checkContains reports each of wants that text lacks.
+func checkContains(t testing.TB, what, text string, wants ...string) {
+	t.Helper()
+	for _, want := range wants {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s: no %q in %s", what, want, clipText(text, 2000))
+		}
+	}
+}
+
+// checkOmits reports each of the unwanted texts that text contains.
+func checkOmits(t testing.TB, what, text string, unwanted ...string) {
+	t.Helper()
+	for _, s := range unwanted {
+		if strings.Contains(text, s) {
+			t.Errorf("%s: unwanted %q in %s", what, s, clipText(text, 2000))
+		}
+	}
+}
+
+// must ends the test if a step of its preparation fails.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var updateCLI = flag.Bool("update-cli", false, "write testdata/cli anew")
+
+// golden compares what was printed with testdata/cli/NAME.txt.
+func golden(t *testing.T, name, got string, dirs ...string) {
+	t.Helper()
+	for i, dir := range dirs {
+		got = strings.ReplaceAll(got, dir, "/DIR"+strings.Repeat("'", i))
+	}
+	for line := range strings.Lines(got) {
+		line = strings.TrimSuffix(line, "\n")
+		if strings.TrimRight(line, " ") != line {
+			t.Errorf("%s: a line ends in blanks: %q", name, line)
+		}
+		if strings.HasPrefix(name, "help") &&
+			utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")) > 80 {
+			t.Errorf("%s: a line of over 80 columns: %q", name, line)
+		}
+	}
+	for _, m := range masks {
+		got = m.form.ReplaceAllString(got, m.with)
+	}
+	got = columns.ReplaceAllStringFunc(got, func(line string) string {
+		return gaps.ReplaceAllString(line, "   ")
+	})
+	path := "testdata/cli/" + name + ".txt"
+	if *updateCLI {
+		write(t, path, got)
+	}
+	want := readFile(t, path)
+	check(t, name, got, string(want))
+}
+
+// building matches what commands say while they wait for a module.
+var building = regexp.MustCompile(`(?m)^usher: waiting for .*…\n`)
+
+// wantUsher runs a command, checks its status, and that stdout or, if it fails, stderr
+// contains a text. It returns stdout.
+func wantUsher(t *testing.T, code int, says string, args ...string) string {
+	t.Helper()
+	out, errs, got := usher(t, "", args...)
+	what := "usher " + strings.Join(args, " ")
+	if got != code {
+		t.Errorf("%s: status %d, want %d: %s%s", what, got, code, out, errs)
+	}
+	if code == 0 {
+		check(t, what+": stderr", building.ReplaceAllString(errs, ""), "")
+		checkContains(t, what, out, says)
+	} else {
+		check(t, what+": stdout", out, "")
+		checkContains(t, what, errs, says)
+	}
+	return out
+}
+
+// slowTests returns full if USHER_SLOW is set, else quick.
+func slowTests(quick, full int) int {
+	if os.Getenv("USHER_SLOW") != "" {
+		return full
+	}
+	return quick
+}
+
+const (
+	goHead = "//go:build usher\n\npackage main\n\n"
+	goMod  = "module example.com/tree\n\ngo 1.22\n"
+)
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { return len(b), nil }
+
+// npmInstall returns a folder whose node_modules is what the lock in a folder names. It
+// is in the user's cache and may be deleted at any time. A new one is renamed into
+// place, so it is complete if it exists.
+func npmInstall(t *testing.T, from string) string {
+	t.Helper()
+	need(t, "node")
+	need(t, "npm")
+	manifest := []string{".npmrc", "package.json", "package-lock.json"}
+	sum := sha256.New()
+	for _, name := range manifest {
+		content := readFile(t, filepath.Join(from, name))
+		fmt.Fprintf(sum, "%s %d\n%s", name, len(content), content)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = t.TempDir() // nothing outlives the test then
+	}
+	dir := filepath.Join(cache, "usher-"+filepath.Base(from),
+		fmt.Sprintf("%x", sum.Sum(nil)[:8]))
+	if _, err := os.Stat(dir); err == nil {
+		return dir
+	}
+	must(t, os.MkdirAll(filepath.Dir(dir), 0o755))
+	fresh, err := os.MkdirTemp(filepath.Dir(dir), "installing-")
+	must(t, err)
+	defer os.RemoveAll(fresh)
+	copyFiles(t, from, fresh, manifest...)
+	if out, _, err := runIn(fresh, "npm", "ci", "--ignore-scripts", "--no-audit",
+		"--no-fund"); err != nil {
+		t.Logf("npm ci: %v\n%s", err, out)
+		lack(t, "npm ci")
+	}
+	if err := os.Rename(fresh, dir); err != nil {
+		_, err := os.Stat(dir) // another test may have been quicker
+		must(t, err)
+	}
+	return dir
+}
+
+// copyFiles copies files from a folder to another.
+func copyFiles(t *testing.T, from, to string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		content := readFile(t, filepath.Join(from, name))
+		write(t, filepath.Join(to, name), string(content))
+	}
+}
+
+// runIn runs a program in a folder; out is all that it says, stdout only that.
+func runIn(dir, program string, args ...string) (out, stdout string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), clientsPatience)
+	defer cancel()
+	var all output
+	var only bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir = dir
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&all, &only), &all
+	cmd.WaitDelay = 10 * time.Second // for a grandchild that holds its output open
+	err = cmd.Run()
+	return all.String(), only.String(), err
+}
+
+var kindOf = map[string]Kind{
+	"go":     kindGo,
+	"node":   kindNode,
+	"shell":  kindShell,
+	"server": kindExecutable,
+	"config": kindConfig,
+}
+
+// checkIndex checks that an index has each row of a table, and no other, and that the tests it
+// names exist. An entry that names none says why.
+func checkIndex(t *testing.T, rows []string, index map[string]string) {
+	t.Helper()
+	slices.Sort(rows)
+	check(t, "rows", sortedKeys(index), slices.Compact(rows))
+	tests := testNames(t)
+	for row, test := range index {
+		if strings.HasPrefix(test, "Test") {
+			check(t, row+": there is "+test, tests[test], true)
+		}
+	}
+}
+
+// testNames returns the names of all tests and fuzz targets.
+func testNames(t *testing.T) map[string]bool {
+	t.Helper()
+	names := make(map[string]bool)
+	files, _ := filepath.Glob("*_test.go")
+	for _, file := range files {
+		for _, test := range testName.FindAllSubmatch(readFile(t, file), -1) {
+			names[string(test[1])] = true
+		}
+	}
+	return names
+}
+
+var testName = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)

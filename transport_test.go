@@ -1,0 +1,462 @@
+// Tests of transport.go: HTTP, HTTP+SSE and stdio.
+
+package main
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// A panic is an error to its client, one entry in the log, and nothing to anyone else. A
+// panic in reading from a module ends the module's process.
+func TestPanicEndsRequest(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		var out output
+		c := b.open(protocols[0])
+		log := slog.New(slog.NewTextHandler(&out, nil))
+		good := b.server.modules
+		b.server.log, b.server.modules = log, fixedRegistry(nil)
+		hooks := &Webhooks{modules: b.server.modules, memory: b.server.memory, log: log,
+			webhookConfig: webhookConfig{audience: anyone}}
+		for what, ask := range map[string]func() string{
+			"a list": func() string { return c.ask("tools/list", "").Body },
+			"a call": func() string { return c.call("m_m", "").Body },
+			"a call without session": func() string {
+				return b.modern("tools/call", `{"name":"m_m"}`).Body
+			},
+			"a webhook": func() string {
+				w := httptest.NewRecorder()
+				req := httptest.NewRequest(http.MethodPost, "/webhook/m/x", nil)
+				hooks.ServeHTTP(w, req)
+				return w.Body.String()
+			},
+		} {
+			before := strings.Count(out.String(), "level=ERROR")
+			checkContains(t, what, ask(), "internal error: see usher's log")
+			check(t, what+": entries in the log",
+				strings.Count(out.String(), "level=ERROR")-before, 1)
+		}
+		checkContains(t, "the log", out.String(), "transport_test.go")
+		b.server.modules = good
+		check(t, "a call afterwards", c.call("m_wait", "").failure(), "")
+		changed := func(*Worker) { panic("in reading") }
+		w := newWorker(t.Context(), workerConfig{module: "a", log: log, listChanged: changed})
+		w.update(func(s *workerState) { s.ready = true })
+		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0",` +
+			`"method":"notifications/tools/list_changed"}` + "\n"))
+		check(t, "the process is alive", w.alive(), false)
+		checkContains(t, "the log", out.String(), "in reading")
+	})
+}
+
+// Clients that look for a login are told that there is none. They look each time they
+// connect, so that is no line of the log.
+func TestThereIsNoLogin(t *testing.T) {
+	t.Parallel()
+	d := startDaemon(t, t.TempDir(), "-require-claim")
+	c := newClient(t, d.URL)
+	for _, path := range []string{
+		".well-known/oauth-protected-resource", ".well-known/oauth-authorization-server/mcp",
+		"mcp/.well-known/openid-configuration", "register",
+	} {
+		for _, method := range []string{http.MethodGet, http.MethodPost} {
+			req := c.request(method, "")
+			req.URL.Path = "/" + path
+			a := c.do(req)
+			check(t, method+" "+path, a.Status, 404)
+			checkContains(t, method+" "+path, a.Body, "usher has no login", claimHeader)
+			check(t, method+" "+path, a.Header.Get("WWW-Authenticate"), "")
+		}
+	}
+	checkOmits(t, "the log", d.Log.String(), "well-known", "register")
+}
+
+// badRequest is a request, bad or not. It is a ping by POST unless it says otherwise.
+type badRequest struct {
+	name   string
+	method string
+	path   string
+	header string // "Name: value", or "Name:" to leave one out
+	body   string
+	status int
+	says   string
+}
+
+func badRequests() []badRequest {
+	call := func(arguments string) string {
+		return rpcText("tools/call", `{"name":"a_echo","arguments":`+arguments+`}`)
+	}
+	deep := strings.Repeat("[", 10_001) + strings.Repeat("]", 10_001)
+	lines := strings.ReplaceAll(call(`{"x":1}`), ",", ",\n")
+	return []badRequest{
+		{name: "a ping", status: 200, says: `{"jsonrpc":"2.0","id":1,"result":{}}`},
+		{name: "malformed JSON", body: `{"jsonrpc":"2.0",`, status: 400, says: `"code":-32700`},
+		{
+			name:   "invalid UTF-8",
+			body:   rpcText("pi\xffng", "{}"),
+			status: 400,
+			says:   "not valid UTF-8",
+		},
+		{
+			name:   "10,000 levels",
+			body:   rpcText("ping", `{"x":`+deep+`}`),
+			status: 400,
+			says:   `"code":-32700`,
+		},
+		{name: "a body over the limit",
+			body: rpcText("ping", `{"x":"`+strings.Repeat("x", 1<<20)+`"}`), status: 413,
+			says: "1 MiB (-max-body)"},
+		{name: "no JSON-RPC version", body: `{"id":1,"method":"ping"}`, status: 400,
+			says: `"id":1,"error":{"code":-32600`},
+		{
+			name:   "params that are a list",
+			body:   rpcText("ping", "[]"),
+			status: 400,
+			says:   "params must be an object",
+		},
+		{name: "an id that is null",
+			body: `{"jsonrpc":"2.0","id":null,"method":"ping"}`, status: 400,
+			says: "id must be"},
+		{
+			name:   "an unknown method",
+			body:   rpcText("nope", "{}"),
+			status: 200,
+			says:   `"code":-32601`,
+		},
+		{name: "a message in several lines", body: lines, status: 200, says: `{\"x\":1}`},
+		{
+			name:   "an unknown notification",
+			body:   `{"jsonrpc":"2.0","method":"notifications/nope"}`,
+			status: 202,
+		},
+		{name: "an unknown tool", body: rpcText("tools/call", `{"name":"nope"}`), status: 200,
+			says: `"code":-32602,"message":"unknown tool \"nope\""`},
+		{
+			name:   "a list as arguments",
+			body:   call("[]"),
+			status: 200,
+			says:   "arguments must be an object",
+		},
+		{name: "an unknown resource",
+			body: rpcText("resources/read", `{"uri":"x://y"}`), status: 200,
+			says: `"code":-32002`},
+		{name: "another content type", header: "Content-Type: text/plain", status: 415},
+		{name: "an Accept of neither", header: "Accept: text/html", status: 406},
+		{name: "no Accept", header: "Accept:", status: 200, says: `"result":{}`},
+		{name: "an Accept with streams first",
+			header: "Accept: text/event-stream, application/json", status: 200,
+			says: "event: message\ndata: {"},
+		{
+			name:   "an unknown version",
+			header: "MCP-Protocol-Version: 1999-01-01",
+			status: 400,
+			says:   "1999-01-01",
+		},
+		{
+			name:   "no session",
+			header: "Mcp-Session-Id:",
+			status: 400,
+			says:   "send initialize first",
+		},
+		{name: "a forged session", header: "Mcp-Session-Id: " + strings.Repeat("A", 75),
+			status: 404,
+			says:   "send initialize again"},
+		{
+			name:   "a foreign Host",
+			header: "Host: evil.example",
+			status: 403,
+			says:   "-allow-host evil.example",
+		},
+		{name: "a Host that was allowed", header: "Host: usher.example:8443", status: 200},
+		{name: "a foreign Origin", header: "Origin: https://evil.example", status: 403,
+			says: "-allow-origin https://evil.example"},
+		{name: "an Origin of null", header: "Origin: null", status: 403},
+		{
+			name:   "an Origin that was allowed",
+			header: "Origin: https://app.example",
+			status: 200,
+		},
+		{
+			name:   "an Origin on this machine",
+			header: "Origin: http://localhost:5173",
+			status: 200,
+		},
+		{name: "another site's form", header: "Sec-Fetch-Site: cross-site", status: 403},
+		{
+			name:   "another site's picture",
+			method: "GET",
+			header: "Sec-Fetch-Site: cross-site",
+			status: 403,
+		},
+		{
+			name:   "a GET of 2026-07-28",
+			method: "GET",
+			header: "MCP-Protocol-Version: 2026-07-28",
+			status: 405,
+		},
+		{name: "a notification of that revision", header: "MCP-Protocol-Version: 2026-07-28",
+			body: `{"jsonrpc":"2.0","method":"notifications/x"}`, status: 202},
+		{name: "a response of that revision", header: "MCP-Protocol-Version: 2026-07-28",
+			body: `{"jsonrpc":"2.0","id":1,"result":{}}`, status: 400},
+		{name: "HEAD", method: "HEAD", status: 405},
+		{name: "PUT", method: "PUT", status: 405, says: "POST, GET, DELETE"},
+		{name: "an unknown path", path: "nope", status: 404, says: `"error"`},
+		{
+			name:   "a path with two slashes",
+			path:   "/mcp?claim=R3K9QZ",
+			status: 404,
+			says:   `"error"`,
+		},
+		{name: "a GET without Accept", method: "GET", header: "Accept:", status: 406},
+		{
+			name:   "a browser's GET",
+			method: "GET",
+			header: "Accept: text/html,*/*;q=0.8",
+			status: 200,
+		},
+		{name: "a huge header", header: "X-Big: " + strings.Repeat("x", 24<<10), status: 431},
+		{name: "health, with any Host", method: "GET", path: "healthz",
+			header: "Host: probe.example", status: 200,
+			says: "ok"},
+	}
+}
+
+// A request gets the status and the reason that its first fault asks for.
+func TestRequestsAreChecked(t *testing.T) {
+	long(t)
+	c := oneFake(t, "-max-body", "1MiB", "-allow-host", "usher.example",
+		"-allow-origin", "https://app.example",
+		"-open", "-open-webhooks")
+	for _, tt := range badRequests() {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.method == "" {
+				tt.method = http.MethodPost
+			}
+			if tt.body == "" {
+				tt.body = rpcText("ping", "{}")
+			}
+			req := c.request(tt.method, tt.body)
+			req.URL.Path += tt.path
+			if host, ok := strings.CutPrefix(tt.header, "Host: "); ok {
+				req.Host = host
+			} else {
+				setHeaders(req, tt.header)
+			}
+			a := c.do(req)
+			check(t, "status", a.Status, tt.status)
+			checkContains(t, "the answer", a.Body, tt.says)
+			check(t, "it has a request id", a.Header.Get(requestIDHeader) != "",
+				tt.status != 431)
+		})
+	}
+}
+
+// A preflight allows the allowed origins only.
+func TestPreflightAllowsOrigins(t *testing.T) {
+	long(t)
+	c := oneFake(t, "-allow-origin", "https://app.example")
+	preflight := func(origin string) answer {
+		req := c.request(http.MethodOptions, "")
+		req.Header.Set("Origin", origin)
+		req.Header.Set("Access-Control-Request-Method", "POST")
+		req.Header.Set("Access-Control-Request-Headers", "content-type,Mcp-Session-Id")
+		return c.do(req)
+	}
+	check(t, "status for another origin", preflight("https://other.example").Status, 403)
+	a := preflight("https://app.example")
+	check(t, "status", a.Status, 204)
+	check(t, "the allowed origin", a.Header.Get("Access-Control-Allow-Origin"),
+		"https://app.example")
+	checkContains(t, "the allowed headers",
+		a.Header.Get("Access-Control-Allow-Headers"), "Mcp-Session-Id")
+	req := c.request(http.MethodPost, c.message("ping", ""))
+	req.Header.Set("Origin", "https://app.example")
+	checkContains(t, "the exposed headers",
+		c.do(req).Header.Get("Access-Control-Expose-Headers"), "Mcp-Session-Id")
+}
+
+// usher stdio writes only JSON-RPC to stdout, and answers calls that are under way when its
+// input ends.
+func TestStdioAnswersInOrder(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	in, out, exit := startStdio(t, dir)
+	send := func(id, method, params string) {
+		io.WriteString(in,
+			string(encodeRequest(rawOrNil(id), method, members(rawOrNil(params))))+"\n")
+	}
+	want := func(what string, texts ...string) {
+		t.Helper()
+		line, err := out.next()
+		must(t, err)
+		must(t, checkJSON(line, "it"))
+		check(t, what+": jsonrpc", stringField(line, "jsonrpc"), "2.0")
+		checkContains(t, what, string(line), texts...)
+	}
+	send("1", "initialize", `{"protocolVersion":"2025-06-18"}`)
+	want("initialize", `"protocolVersion":"2025-06-18"`)
+	send("", "notifications/initialized", "")
+	io.WriteString(in, `{"half`+"\n")
+	want("half a line", `{"jsonrpc":"2.0","error":{"code":-32700`)
+	send("2", "tools/list", "")
+	want("tools/list", `"a_echo"`)
+	send("3", "tools/call",
+		`{"name":"a_progress","arguments":{"n":2},"_meta":{"progressToken":"p"}}`)
+	want("progress", `"progress":1`)
+	want("progress", `"progress":2`)
+	want("the call", `"id":3,"result"`)
+	send("4", "tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
+	send("", "notifications/cancelled", `{"requestId":4}`)
+	send("5", "tools/call", `{"name":"a_sleep","arguments":{"ms":100}}`)
+	in.Close()
+	want("a call under way at the end of input", `"id":5,"result"`)
+	for err := error(nil); err == nil; { // the rest of the output, such as changes of lists
+		_, err = out.next()
+	}
+	code := <-exit
+	check(t, "exit status", code, 0)
+	exit <- code
+}
+
+// Several lines of Accept count as one, and a longer list never allows less.
+func FuzzParseAccept(f *testing.F) {
+	f.Add("application/json", "text/event-stream")
+	f.Add("text/event-stream;q=0.9, */*", "text/html")
+	f.Add("TEXT/*", "application/*;v=\",\"")
+	f.Add("", ",")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		parse := func(values ...string) accepts {
+			return parseAccept(http.Header{"Accept": values})
+		}
+		one, two := parse(a), parse(b)
+		both := parse(a, b)
+		if both != parse(a+","+b) {
+			t.Fatalf("%q and %q differ from one line", a, b)
+		}
+		if a == "" || b == "" {
+			return // nothing said allows anything, and an empty item nothing
+		}
+		want := both
+		want.json = one.json || two.json
+		want.stream = one.stream || two.stream
+		want.html = one.html || two.html
+		want.streamFirst = one.streamFirst || !one.json && two.streamFirst
+		if both != want || both.streamFirst && !both.stream {
+			t.Fatalf("%q: %+v, %q: %+v, both: %+v", a, one, b, two, both)
+		}
+		allowed := map[string]bool{
+			"application/json":  one.json,
+			"text/event-stream": one.stream,
+			"text/html":         one.html,
+		}
+		for kind, said := range allowed {
+			first, _, _ := strings.Cut(a, ";")
+			if strings.EqualFold(strings.TrimSpace(first), kind) &&
+				!strings.ContainsAny(a, ";,\"") && !said {
+				t.Fatalf("%q does not allow %s", a, kind)
+			}
+		}
+	})
+}
+
+// Batches are refused in each version, over each transport. The next message is answered.
+func TestBatchesAreRefused(t *testing.T) {
+	long(t)
+	d := startFakes(t, "a: good")
+	const ping = `{"jsonrpc":"2.0","id":7,"method":"ping"}`
+	for _, version := range protocols {
+		for _, body := range []string{"[" + ping + "," + ping + "]", " \n[]"} {
+			a := connectAs(t, d.URL, version).post(body)
+			check(t, version+": status", a.Status, 400)
+			checkContains(t, version, a.Body, `"code":-32600`, "batches")
+			checkOmits(t, version, a.Body, `"id"`)
+		}
+	}
+	checkNext := func(t *testing.T, send func(string), next func() string) {
+		send(initializeAs("2025-03-26"))
+		next()
+		send("[" + ping + "]")
+		checkContains(t, "the answer to a batch", next(), `"code":-32600`, "batches")
+		send(ping)
+		checkContains(t, "the answer to a ping", next(), `"id":7,"result"`)
+	}
+	t.Run("stdio", func(t *testing.T) {
+		in, out, _ := startStdio(t, d.Dir)
+		checkNext(t, func(s string) { io.WriteString(in, s+"\n") }, func() string {
+			line, err := out.next()
+			must(t, err)
+			return string(line)
+		})
+	})
+	t.Run("HTTP+SSE", func(t *testing.T) {
+		c := connectSSE(t, d.URL, func(r *http.Request) { r.URL.Path = "/mcp" })
+		checkNext(t, func(s string) { c.post(s) }, func() string {
+			return wantEvent(t, c.events).data
+		})
+	})
+}
+
+// An HTTP+SSE call is cancelled by its own session's message, and by hanging up, which ends
+// the session.
+func TestSSESessionEndsWithItsStream(t *testing.T) {
+	long(t)
+	d := startFakes(t, "a: shared good")
+	c, other := connectSSE(t, d.URL), connectSSE(t, d.URL)
+	cancelled := func() int { return strings.Count(d.Log.String(), "fake: cancelled") }
+	call := func() {
+		t.Helper()
+		before := strings.Count(d.Log.String(), "fake: sleeping")
+		c.post(`{"jsonrpc":"2.0","id":"s","method":"tools/call","params":{"name":"a_sleep",` +
+			`"arguments":{"ms":60000}}}`)
+		await(t, "the call to begin", func() bool {
+			return strings.Count(d.Log.String(), "fake: sleeping") > before
+		})
+	}
+	const cancel = `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"s"}}`
+	call()
+	c.post(`{"jsonrpc":"2.0","id":"s","method":"ping"}`)
+	wantEvent(t, c.events, `"id":"s"`, "is already in use")
+	other.post(cancel)
+	other.ask("ping", "")
+	check(t, "calls that another session cancelled", cancelled(), 0)
+	c.post(cancel)
+	await(t, "the module to hear of it", func() bool { return cancelled() == 1 })
+	call()
+	c.hangUp()
+	await(t, "the module to hear that the client is gone", func() bool {
+		return cancelled() == 2
+	})
+	await(t, "404", func() bool {
+		return c.post(`{"jsonrpc":"2.0","id":1,"method":"ping"}`).Status == 404
+	})
+	res, _, _ := c.get()
+	check(t, "status of a GET of an ended session", res.StatusCode, 404)
+	checkContains(t, "the other session", string(other.ask("ping", "")), `"result"`)
+}
+
+// A call of a session continues when its stream breaks, and its answer is lost.
+// Last-Event-ID opens an ordinary stream.
+func TestCallSurvivesItsStream(t *testing.T) {
+	long(t)
+	d := startFakes(t, "a: good tools=progress,release")
+	c := connect(t, d.URL)
+	const params = `{"name":"a_progress","arguments":{"n":4,"hold":2},"_meta":{"progressToken":"p"}}`
+	_, events, hangUp := openStream(t,
+		c.request(http.MethodPost, c.message("tools/call", params)))
+	check(t, "the id of an event", wantEvent(t, events, `"progress":1`).id, "")
+	hangUp()
+	c.call("a_release", "")
+	await(t, "the end of the call", func() bool {
+		return strings.Contains(d.Log.String(), "method=progress outcome=done")
+	})
+	c.Header.Set("Last-Event-ID", "1")
+	events, hangUp = c.listen()
+	hangUp()
+	check(t, "messages of a later stream", len(remainingEvents(t, events)), 0)
+}
