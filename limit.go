@@ -79,7 +79,6 @@ const (
 	maxInFlight   = 256  // requests in flight per principal, until their answers are written; and deliveries
 	maxStreams    = 16   // notification streams per session
 	maxStreamsOf  = 256  // notification streams per principal, listens included
-	maxWantedOf   = 1000 // resources that the sessions of one principal are notified of
 
 	// webhook.go: deliveries.
 	maxSignatures       = 16      // signatures compared per delivery

@@ -87,7 +87,6 @@ var limitTests = map[string]string{
 	"maxURI":              "TestResourcesHaveOneOwner",
 	"maxInstructions":     "clips what is shown, and holds up nothing",
 	"maxSessionsOf":       "TestIdleSessionsAreForgotten",
-	"maxWantedOf":         "TestSubscriptionsAreBounded",
 	"maxSignatures":       "TestNearlySignedIsUnsigned",
 	"maxSignatureHeaders": "TestNearlySignedIsUnsigned",
 }

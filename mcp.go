@@ -83,8 +83,8 @@ var mcpMethods = map[string]mcpMethod{
 	"resources/list":           {(*request).showList, bothEras, "resources", "", "2000"},
 	"resources/templates/list": {(*request).showList, bothEras, "resourceTemplates", "", "2000"},
 	"resources/read":           {(*request).call, bothEras, "resources", "uri", "0"},
-	"resources/subscribe":      {(*request).subscribe, stateful, "resources", "uri", ""},
-	"resources/unsubscribe":    {(*request).unsubscribe, stateful, "", "", ""},
+	subscribeMethod:            {(*request).forward, stateful, "resources", "uri", ""},
+	"resources/unsubscribe":    {(*request).forward, stateful, "resources", "uri", ""},
 	"completion/complete":      {(*request).forward, bothEras, "", "", ""},
 }
 
@@ -463,35 +463,6 @@ func (r *request) log(item *Item, took time.Duration, result object, err error) 
 		r.from.principal.logAttrs())
 }
 
-// subscribe subscribes the session to a resource. The error is the module's if it has no
-// such resource. If the session has no stream, the module is asked once there is one.
-func (r *request) subscribe() (object, error) {
-	session := r.from.session
-	uri := r.params.text("uri")
-	return r.server.modules.Call(r.ctx, r.from.principal, func() (object, error) {
-		if _, err := r.find(); err != nil {
-			return nil, err
-		}
-		in, err := r.server.subscribe(session, uri)
-		if err != nil || session.primary() == nil {
-			return noResult, err
-		}
-		ctx, cancel := context.WithTimeout(r.ctx, subscribeTimeout)
-		defer cancel()
-		if waitFor(ctx, in.tried) == nil && in.err != nil {
-			r.server.unsubscribe(session, uri)
-			return nil, in.err
-		}
-		return noResult, nil
-	})
-}
-
-// unsubscribe ends the session's subscription to a resource. Unknown URIs are ignored.
-func (r *request) unsubscribe() (object, error) {
-	r.server.unsubscribe(r.from.session, r.params.text("uri"))
-	return noResult, nil
-}
-
 // listen notifies the client of changes until its streams must end or its claim has
 // ended. Then it returns a result.
 func (r *request) listen() (object, error) {
@@ -499,13 +470,7 @@ func (r *request) listen() (object, error) {
 	if filter == nil {
 		return nil, rpcErrorf(codeInvalidParams, `%s needs an object "notifications"`, listenMethod)
 	}
-	view := r.readyView() // the client is not notified about resources that are missing now
-	honoured := r.from.session.readFilter(view, filter)
-	wanted := int64(len(r.from.session.subscriptions))
-	if !r.server.gate.sessions.want(r.from.session, wanted) {
-		return nil, errManyWanted
-	}
-	defer r.server.gate.sessions.want(r.from.session, -wanted)
+	honoured := r.from.session.readFilter(r.readyView(), filter)
 	r.from.session.listenID = r.id
 	if !r.from.session.join(r.out) {
 		return nil, rpcErrorf(codeInvalidRequest, "%s needs Accept: text/event-stream", listenMethod)

@@ -2,8 +2,8 @@
 // for each session, as if the session's client had started it; callers without a session
 // share one for each principal. Other modules have one process for all
 // callers. This file decides which process a call goes to, how many processes and running
-// calls there may be, and when a process ends. It also defines Caller, asks callers for the
-// input of modules without sessions, and subscribes to resources.
+// calls there may be, and when a process ends. It also defines Caller, and asks callers for the
+// input of modules without sessions.
 
 package main
 
@@ -15,7 +15,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -110,6 +109,7 @@ type process struct {
 	worker  *Worker
 	err     error // why it could not be started
 	active  int   // calls under way
+	kept    bool  // it is not stopped for being idle
 	lastUse time.Time
 
 	orphaned bool        // caller.Member has ended: the process ends after the calls under way
@@ -137,6 +137,9 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 	return nil, rpcErrorf(codeInternal, "module %q keeps asking for input or ending", p.Name)
 }
 
+// subscribeMethod makes a module report the changes of a resource.
+const subscribeMethod = "resources/subscribe"
+
 // callOnce makes one request, when there is a process and a slot for it.
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	params object) (result object, err error) {
@@ -152,6 +155,12 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 		}
 		defer func() { p.leave(c, err == nil) }()
 		request = c.worker.request
+		if method == subscribeMethod {
+			err = p.keep(c)
+		}
+	}
+	if err != nil {
+		return nil, err
 	}
 	slot := &slot[*Principal]{counter: &p.calls, key: caller.Principal}
 	err = p.await(ctx, caller, slot.grant())
@@ -164,6 +173,18 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 		slot.release()
 	}
 	return result, err
+}
+
+// keep makes a process live as long as its session, which gets the module's reports of changes.
+// The error says that the process can't report changes to one session.
+func (p *pool) keep(c *process) error {
+	if !p.perSession || c.worker.stateless {
+		return rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.kept = true
+	return nil
 }
 
 // lastCheck checks a caller's claim for the last time. Call it immediately before a call is
@@ -310,7 +331,7 @@ func (p *pool) makeRoom(principal *Principal) {
 		case !c.started || onlyOwn && !isOwn:
 		case c.ending:
 			return
-		case !c.busy():
+		case c.active == 0:
 			all = append(all, c)
 			if isOwn {
 				own = append(own, c)
@@ -403,9 +424,6 @@ func (p *pool) run(c *process) {
 	p.startWaiting()
 }
 
-// busy reports whether the process has calls, or reports changes of resources.
-func (c *process) busy() bool { return c.active > 0 || c.worker != nil && c.worker.listened() }
-
 // orphan ends a process, after the calls under way, because its caller's membership has ended.
 func (p *pool) orphan(c *process) {
 	p.mu.Lock()
@@ -443,7 +461,7 @@ func (p *pool) endUncalled() {
 	}
 }
 
-// reap ends the processes that have not been busy for idle (0: unlimited), and forgets crashes.
+// reap ends the processes that have had no call for idle (0: unlimited), and forgets crashes.
 func (p *pool) reap(now time.Time, idle time.Duration) {
 	if p.perSession && (idle == 0 || idle > sessionIdle) {
 		idle = sessionIdle
@@ -455,7 +473,7 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	})
 	p.startWaiting()
 	for _, c := range p.procs {
-		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {
+		if c.active == 0 && !c.kept && idle > 0 && now.Sub(c.lastUse) > idle {
 			p.end(c)
 		}
 	}
@@ -483,97 +501,4 @@ func answerInput(ctx context.Context, caller Caller, params, result object) (obj
 		params = params.set("requestState", state)
 	}
 	return params, nil
-}
-
-// ---- Subscriptions to resources
-
-// subscription makes one process report the changes of a resource.
-type subscription struct {
-	worker *Worker
-	caller Caller
-	uri    string
-	stream *call // of a stateless module
-}
-
-// listen opens a stream of a stateless module for a caller, and returns its call, which
-// endCall ends. usher ignores it if the module ends the stream earlier.
-func (w *Worker) listen(caller Caller, filter object) (*call, error) {
-	params := object{{"notifications", filter.encode()}}
-	return w.requestOnly(caller, "subscriptions/listen", params)
-}
-
-// subscribe asks the module to report changes of a resource, in the caller's process, until
-// release is called, or the process ends, which closes ended. The reports go to caller.Notify.
-func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (
-	ended <-chan struct{}, release func(), err error,
-) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	release = func() {}
-	c, err := p.enter(ctx, caller)
-	if err != nil {
-		return nil, release, err
-	}
-	defer p.leave(c, false)
-	w := c.worker
-	if !isTrue(members(w.capability("resources")).get("subscribe")) {
-		return nil, release, rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
-	}
-	sub := &subscription{worker: w, caller: caller, uri: uri}
-	w.update(func(s *workerState) { s.subs[sub] = true })
-	err = lastCheck(caller)
-	switch {
-	case err != nil:
-	case w.stateless: // usher makes the request in its own name
-		sub.stream, err = w.listen(Caller{}, object{{"resourceSubscriptions", marshal([]string{uri})}})
-	default:
-		params := object{{"uri", quote(uri)}}
-		_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout, nil)
-	}
-	if err != nil {
-		sub.release() // the module may have subscribed anyway
-		return nil, release, err
-	}
-	return w.ctx.Done(), sub.release, nil
-}
-
-// release ends the subscription. The module's reports continue if another subscription
-// needs them and the module does not distinguish the two.
-func (sub *subscription) release() {
-	w := sub.worker
-	wanted := false
-	w.update(func(s *workerState) {
-		delete(s.subs, sub)
-		for other := range s.subs {
-			wanted = wanted || other.uri == sub.uri
-		}
-	})
-	switch {
-	case sub.stream != nil:
-		w.endCall(sub.stream, errors.New("the subscription has ended"))
-	case !wanted:
-		_, _ = w.requestOnly(Caller{}, "resources/unsubscribe", object{{"uri", quote(sub.uri)}})
-	}
-}
-
-// updated notifies the subscribers of a resource that has changed, or of one above it (MCP,
-// server/resources, "Subscriptions"), once for each session.
-func (w *Worker) updated(method string, params object) {
-	uri := params.text("uri")
-	var subs []*subscription
-	w.update(func(s *workerState) { subs = slices.Collect(maps.Keys(s.subs)) })
-	notified := make(map[string]bool)
-	for _, sub := range subs {
-		below := strings.HasPrefix(uri, strings.TrimSuffix(sub.uri, "/")+"/")
-		if (below || uri == sub.uri) && !notified[sub.caller.Session] {
-			notified[sub.caller.Session] = true
-			sub.caller.Notify(method, params)
-		}
-	}
-}
-
-// listened reports whether somebody subscribes to a resource of the process.
-func (w *Worker) listened() (listened bool) {
-	w.update(func(s *workerState) { listened = len(s.subs) > 0 })
-	return listened
 }

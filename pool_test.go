@@ -148,18 +148,21 @@ func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 	check(t, "the process of the second", pools[2].count(true), 1)
 }
 
-// A session's process ends after ten idle minutes, another one after -idle.
+// A session's process ends after ten idle minutes, unless the session has subscribed to
+// a resource; another one after -idle.
 func TestIdleProcessesEnd(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		perSession bool
+		subscribed bool
 		idle, ends time.Duration // 0: never
 	}{
-		{true, 0, sessionIdle},
-		{true, time.Hour, sessionIdle},
-		{true, time.Minute, time.Minute},
-		{false, time.Hour, time.Hour},
-		{false, 0, 0},
+		{true, false, 0, sessionIdle},
+		{true, false, time.Hour, sessionIdle},
+		{true, false, time.Minute, time.Minute},
+		{true, true, time.Minute, 0},
+		{false, false, time.Hour, time.Hour},
+		{false, false, 0, 0},
 	} {
 		t.Run(fmt.Sprintf("%+v", tt), func(t *testing.T) {
 			p := mutePool(t, tt.perSession)
@@ -167,6 +170,9 @@ func TestIdleProcessesEnd(t *testing.T) {
 			must(t, err)
 			p.reap(time.Now().Add(24*time.Hour), tt.idle)
 			check(t, "processes with a call", p.count(true), 1)
+			if tt.subscribed {
+				must(t, p.keep(c))
+			}
 			p.leave(c, true)
 			p.reap(time.Now().Add(tt.ends-time.Second), tt.idle)
 			check(t, "processes before that time", p.count(true), 1)
@@ -445,7 +451,7 @@ func TestCrowdedProcessIsReplaced(t *testing.T) {
 // A call that waits when its claim ends is not made, whatever it waits for.
 func TestWaitingCallsEnd(t *testing.T) {
 	t.Parallel()
-	slow := func(t *testing.T, b *bubble) { b.subscribable(subscribeTimeout / 2) }
+	slow := func(t *testing.T, b *bubble) { b.startsSlowly(5 * time.Second) }
 	native := func(_ *testing.T, b *bubble) { b.native, b.m.Stateless = true, true }
 	const wait, ask = `{"name":"m_wait","arguments":{"seconds":60}}`, `{"name":"m_ask"}`
 	for _, tt := range []struct {
@@ -456,8 +462,6 @@ func TestWaitingCallsEnd(t *testing.T) {
 	}{
 		{"for a slot", func(*testing.T, *bubble) {}, "tools/call", wait, maxRunningOf, 3},
 		{"for a process", slow, "tools/call", wait, 0, 3},
-		{"for a process to tell of a resource", slow, "resources/subscribe",
-			`{"uri":"m://1"}`, 0, 1},
 		{"for its client's answer", native, "tools/call", ask, 1, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

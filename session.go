@@ -120,22 +120,11 @@ type Session struct {
 	member    context.Context         // see admission
 	expel     context.CancelCauseFunc // ends member
 	place     *list.Element           // in sessionTable.own[principal]
-	wanted    int64                   // resources that the client is notified of
 
-	mu            sync.Mutex                              // guards the fields below
-	receive       func(from admission, body []byte) error // for HTTP+SSE: handles a message; nil without a stream
-	streams       []*outbox                               // open notification streams, oldest first
-	lastSeen      map[string]string                       // by announced list: its fingerprint
-	subscriptions map[string]*interest                    // by URI
-	changed       chan struct{}                           // closed when streams or subscriptions change
-}
-
-// interest is a session's subscription to a resource.
-type interest struct {
-	uri   string
-	tried chan struct{} // closed when its module has been asked for the first time
-	err   error         // the module's first answer; constant once tried is closed
-	once  sync.Once     // closes tried
+	mu       sync.Mutex                              // guards the fields below
+	receive  func(from admission, body []byte) error // for HTTP+SSE: handles a message; nil without a stream
+	streams  []*outbox                               // open notification streams, oldest first
+	lastSeen map[string]string                       // by announced list: its fingerprint
 }
 
 // newSession returns a session that is in no table.
@@ -145,8 +134,6 @@ func newSession(o sessionOrigin) *Session {
 		era:           stateful,
 		claim:         o.Claim,
 		lastSeen:      make(map[string]string),
-		subscriptions: make(map[string]*interest),
-		changed:       make(chan struct{}),
 	}
 	s.profile.Store(&clientProfile{caps: o.Caps})
 	return s
@@ -208,7 +195,6 @@ func (s *Session) join(out *outbox) bool {
 		return false
 	}
 	s.streams = append(s.streams, out)
-	s.changeLocked()
 	return true
 }
 
@@ -217,20 +203,6 @@ func (s *Session) leave(out *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.streams = slices.DeleteFunc(s.streams, func(other *outbox) bool { return other == out })
-	s.changeLocked()
-}
-
-// Changed returns a channel that is closed when the streams or subscriptions next change.
-func (s *Session) Changed() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.changed
-}
-
-// changeLocked wakes everything that waits on Changed. The caller holds s.mu.
-func (s *Session) changeLocked() {
-	close(s.changed)
-	s.changed = make(chan struct{})
 }
 
 // primary returns the stream for messages to the client, or nil. Each message goes to one
@@ -299,7 +271,6 @@ type sessionTable struct {
 	mu     sync.Mutex
 	byName map[string]*Session
 	own    map[*Principal]*list.List // of *Session, least recently used first
-	wanted counter[*Principal]       // resources that sessions are notified of
 }
 
 // newSessionTable returns an empty table. key seals the ids of sessions.
@@ -308,7 +279,6 @@ func newSessionTable(key []byte) *sessionTable {
 	t := &sessionTable{
 		byName: make(map[string]*Session),
 		own:    make(map[*Principal]*list.List),
-		wanted: counter[*Principal]{perKey: maxWantedOf},
 	}
 	t.cipher, _ = cipher.NewGCMWithRandomNonce(block)
 	return t
@@ -386,7 +356,6 @@ func (t *sessionTable) giveLocked(s *Session, p *Principal) {
 	s.principal = p
 	s.place = t.own[p].PushBack(s)
 	s.member, s.expel = context.WithCancelCause(p.ctx)
-	t.wanted.release(p, -s.wanted)
 }
 
 // orphan gives the sessions of a principal whose claim has ended to strangers.
@@ -405,7 +374,6 @@ func (t *sessionTable) orphan(p *Principal) {
 // caller holds t.mu.
 func (t *sessionTable) takeLocked(s *Session, why error) {
 	t.own[s.principal].Remove(s.place)
-	t.wanted.release(s.principal, s.wanted)
 	s.principal = nil
 	s.expel(why)
 }
@@ -444,8 +412,6 @@ func (t *sessionTable) end(s *Session) error {
 	again := s.ended
 	s.ended = true
 	if s.principal != nil {
-		t.wanted.release(s.principal, s.wanted)
-		s.wanted = 0
 		s.expel(errNoSession)
 	}
 	if s.Protocol == sseProtocol { // its name is random, so it is unknown from now on
@@ -460,17 +426,4 @@ func (t *sessionTable) end(s *Session) error {
 	}
 	s.failAsks()
 	return nil
-}
-
-// want adds n, which may be negative, to the number of resources that a session's client
-// is notified of. It returns false if there are too many, or if the session has ended or was
-// forgotten.
-func (t *sessionTable) want(s *Session, n int64) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if s.ended || s.principal == nil || !t.wanted.reserve(s.principal, n) {
-		return false
-	}
-	s.wanted += n
-	return true
 }

@@ -1,21 +1,13 @@
-// Streams of notifications: the changes of a session's lists, and its subscriptions to
-// resources.
+// Streams of notifications: the changes of a session's lists.
 
 package main
 
 import (
 	"context"
-	"encoding/json"
-	"maps"
-	"slices"
-	"sync"
 	"time"
 )
 
-const (
-	coalesce      = 300 * time.Millisecond // changes within this time make one list_changed
-	renewInterval = 2 * time.Second        // between two attempts to renew subscriptions
-)
+const coalesce = 300 * time.Millisecond // changes within this time make one list_changed
 
 // follow notifies from's session of changes on out, one of its streams, and removes the stream
 // at the end. It returns when end is closed, or when the session no longer belongs to the
@@ -25,31 +17,11 @@ func (s *Server) follow(
 ) error {
 	session := from.session
 	defer session.leave(out)
-	var watches sync.WaitGroup
-	defer watches.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // else a module that hangs delays the end
-	watching := make(map[*interest]context.CancelFunc)
 	for {
 		modules := s.modules.Changed()
-		own := session.Changed()
 		unreadable := from.principal.Unreadable()
 		if unreadable == nil && session.primary() == out {
 			s.announce(from)
-		}
-		wanted := session.interests(out)
-		for in, stop := range watching {
-			if !slices.Contains(wanted, in) {
-				stop()
-				delete(watching, in)
-			}
-		}
-		for _, in := range wanted {
-			if watching[in] == nil {
-				watch, stop := context.WithCancel(ctx)
-				watching[in] = stop
-				watches.Go(func() { s.watch(watch, from, in) })
-			}
 		}
 		select {
 		case <-ctx.Done():
@@ -62,7 +34,6 @@ func (s *Server) follow(
 			}
 			return nil
 		case <-unreadable:
-		case <-own:
 		case <-modules:
 			pauseFor(ctx, coalesce) // more changes are likely to follow
 		}
@@ -74,84 +45,6 @@ func (s *Server) follow(
 func (s *Server) announce(from admission) {
 	if scope, err := s.gate.Scope(from.principal); err == nil {
 		from.session.notifyChanges(s.modules.View(scope))
-	}
-}
-
-// subscribe adds a subscription, unless there is one for the URI, and returns it.
-func (s *Session) subscribe(uri string) (in *interest, isNew bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if in = s.subscriptions[uri]; in != nil {
-		return in, false
-	}
-	in = &interest{uri: uri, tried: make(chan struct{})}
-	s.subscriptions[uri] = in
-	s.changeLocked()
-	return in, true
-}
-
-// unsubscribe removes a subscription, and reports whether there was one.
-func (s *Session) unsubscribe(uri string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	before := len(s.subscriptions)
-	delete(s.subscriptions, uri)
-	s.changeLocked()
-	return len(s.subscriptions) < before
-}
-
-// interests returns the session's subscriptions if out is its primary stream.
-func (s *Session) interests(out *outbox) []*interest {
-	if s.primary() != out {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.subscriptions))
-}
-
-// watch notifies from's session of the changes of a resource until ctx ends. It asks the
-// module that owns the resource in the view of from's principal, and asks again when that
-// module's process has ended or another module owns the resource.
-func (s *Server) watch(ctx context.Context, from admission, in *interest) {
-	defer catch(s.log, nil)
-	owner := func() *Item { // changes when the claim ends
-		scope, _ := s.gate.Scope(from.principal) // reaches nothing if there is an error
-		return s.modules.View(scope).Lookup("resources", in.uri)
-	}
-	for ctx.Err() == nil {
-		changed := s.modules.Changed()
-		now := owner()
-		caller := s.callerOf(from, from.session.send)
-		caller.Notify = func(method string, params object) {
-			if caller.reachable() && owner().Module() == now.Module() {
-				from.session.notify(method, stripCallID(params))
-			}
-		}
-		process, release, err := now.Subscribe(ctx, caller, in.uri)
-		in.once.Do(func() {
-			in.err = err
-			close(in.tried)
-		})
-		var again <-chan time.Time
-		if err != nil {
-			s.log.Debug("subscribing to a resource failed", "why", err)
-			again = time.After(renewInterval)
-		}
-		for ended := false; !ended; {
-			select {
-			case <-ctx.Done():
-				ended = true
-			case <-process:
-				ended = true
-			case <-again:
-				ended = true
-			case <-changed:
-				changed = s.modules.Changed()
-				ended = owner().Module() != now.Module()
-			}
-		}
-		release()
 	}
 }
 
@@ -201,40 +94,5 @@ func (s *Session) readFilter(view *View, filter object) (honoured object) {
 			honoured = append(honoured, member{key, value})
 		}
 	}
-	const key = "resourceSubscriptions"
-	var uris []string
-	_ = json.Unmarshal(filter.get(key), &uris) // items that are not strings are ignored
-	uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Lookup("resources", uri) == nil })
-	for _, uri := range uris {
-		s.subscribe(uri)
-	}
-	if len(uris) > 0 {
-		honoured = append(honoured, member{key, marshal(uris)})
-	}
 	return honoured
-}
-
-// subscribeTimeout is how long a client waits for a module's answer to a subscription.
-const subscribeTimeout = 10 * time.Second
-
-var errManyWanted = rpcErrorf(codeInvalidParams,
-	"too many subscriptions (limit %d): unsubscribe from some", maxWantedOf)
-
-// subscribe adds a subscription to a session, unless it has the subscription.
-func (s *Server) subscribe(session *Session, uri string) (*interest, error) {
-	if !s.gate.sessions.want(session, 1) {
-		return nil, errManyWanted
-	}
-	in, isNew := session.subscribe(uri)
-	if !isNew {
-		s.gate.sessions.want(session, -1)
-	}
-	return in, nil
-}
-
-// unsubscribe ends a subscription of a session, if it has the subscription.
-func (s *Server) unsubscribe(session *Session, uri string) {
-	if session.unsubscribe(uri) {
-		s.gate.sessions.want(session, -1)
-	}
 }

@@ -3,14 +3,11 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -79,51 +76,6 @@ func checkEnded(t *testing.T, c *testClient) {
 	check(t, "ping", c.ask("ping", "").failure(), "")
 }
 
-// A principal's sessions are notified of at most maxWantedOf resources.
-func TestSubscriptionsAreBounded(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, b *bubble) {
-		b.m.Lists = map[string][]json.RawMessage{
-			"resourceTemplates": {json.RawMessage(`{"uriTemplate":"m://{x}"}`)},
-		}
-		one, two, other := b.open(protocols[0]), b.open(protocols[0]), b.open(protocols[0])
-		other.Header.Set(claimHeader, newCode(t, b.base, "/w"))
-		ask := func(c *testClient, method string, n int) string {
-			return c.ask("resources/"+method, fmt.Sprintf(`{"uri":"m://%d"}`, n)).failure()
-		}
-		all := ""
-		for n := range maxWantedOf {
-			check(t, "a subscription", ask(one, "subscribe", n), "")
-			all += fmt.Sprintf(`"m://%d",`, n)
-		}
-		checkContains(t, "one more of another session", ask(two, "subscribe", 0),
-			"too many subscriptions")
-		params := `{"notifications":{"resourceSubscriptions":["m://1"]}}`
-		checkContains(t, "one more, without one",
-			b.modern(listenMethod, params).failure(), "too many subscriptions")
-		asOther := b.modernPOST("1", listenMethod,
-			`{"notifications":{"resourceSubscriptions":[`+all+`"m://x"]}}`)
-		asOther.Header.Set(claimHeader, other.Header.Get(claimHeader))
-		checkContains(t, "another principal's, all at once", b.do(asOther).failure(),
-			"too many subscriptions")
-		check(t, "another principal's", ask(other, "subscribe", 0), "")
-		ask(one, "unsubscribe", 1)
-		check(t, "one after an end", ask(two, "subscribe", 0), "")
-		one.end()
-		check(t, "one after a session's end", ask(two, "subscribe", 1), "")
-		check(t, "what is counted", b.server.gate.sessions.wanted.count(everyone), 2)
-		x := b.begin(b.modernPOST("1", listenMethod, params))
-		x.got()
-		check(t, "with a listener", b.server.gate.sessions.wanted.count(everyone), 3)
-		check(t, "streams", b.server.streams.count(everyone), 1)
-		x.hangUp()
-		<-x.done
-		synctest.Wait()
-		check(t, "after the listener", b.server.gate.sessions.wanted.count(everyone), 2)
-		check(t, "streams after it", b.server.streams.count(everyone), 0)
-	})
-}
-
 // A listener hears of the changes it asked for, under its id, until the daemon stops.
 func TestListenersHearOfChanges(t *testing.T) {
 	long(t)
@@ -183,106 +135,51 @@ func TestListenersStayInTheirScope(t *testing.T) {
 	scoped := inHeader(code)
 	const tools = `{"toolsListChanged":true}`
 	lists, _ := c.modernListen(`1`, tools, tools, scoped)
-	wanted := `{"resourceSubscriptions":["r://one","o://one","r://many/3","x://y"]}`
-	updates, _ := c.modernListen(`2`, wanted,
-		`{"resourceSubscriptions":["r://one","r://many/3"]}`, scoped)
-	const all = `{"toolsListChanged":true,"resourceSubscriptions":["o://one"]}`
-	free, _ := c.modernListen(`3`, all, all)
-
-	touch := func(tool, uri string) string {
-		return c.modern("tools/call", `{"name":"`+tool+`","arguments":{"uri":"`+uri+`"}}`).Body
-	}
-	hearUpdate := func(id string, events <-chan event, tool, uri string) {
-		t.Helper()
-		await(t, uri+" to be subscribed to", func() bool {
-			return strings.Contains(touch(tool, uri), "told")
-		})
-		wantEvent(t, events, `"method":"notifications/resources/updated"`, `"uri":"`+uri+`"`,
-			`"`+metaSubscription+`":`+id)
-	}
-	hearUpdate("3", free, "o_touch", "o://one")
-	hearUpdate("2", updates, "r_touch", "r://one")
-	hearUpdate("2", updates, "r_touch", "r://many/3")
+	// Changes of resources are not reported to clients without sessions.
+	const resources = `{"toolsListChanged":true,"resourceSubscriptions":["r://one"]}`
+	free, _ := c.modernListen(`3`, resources, tools)
 
 	p.revoke(code)
-	touch("r_touch", "r://one") // of which usher is still notified
-	await(t, "the end of the subscription", func() bool {
-		return strings.Contains(touch("r_touch", "r://one"), "nobody")
-	})
-	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
-	for !strings.Contains(wantEvent(t, free).data, changedTools) { // after the updates of o
-	}
 	listen := c.modern("subscriptions/listen", `{"notifications":`+tools+`}`, scoped)
 	check(t, "status of a listener after the claim's end", listen.Status, 400)
+	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
+	wantEvent(t, free, changedTools)
 	check(t, "messages after the claim's end", len(remainingEvents(t, lists)), 1) // the stream's result
-	remainingEvents(t, updates)                                                   // that stream ends too
 }
 
-// A session hears of the resources it subscribed to, also after a crash of the module,
-// until its claim ends.
-func TestSubscriptionsOutliveCrashes(t *testing.T) {
+// A session hears of the changes of the resources that it has subscribed to, and no other session
+// does. A module whose process serves all sessions can't be subscribed to.
+func TestSubscriptionsBelongToSessions(t *testing.T) {
 	long(t)
 	p := startProjects(t)
-	writeShared(t, p.dir+"/proj", "r", "good tools=touch,crash res=r")
-	writeShared(t, p.dir+"/other", "o", "good tools=touch res=o")
+	writeFake(t, p.dir+"/proj/r.usher", "good tools=touch res=r")
+	writeFake(t, p.dir+"/other/o.usher", "good tools=touch res=o")
+	writeShared(t, p.dir+"/proj", "s", "good tools=x res=s")
 	free := connect(t, p.URL)
-	await(t, "both modules", func() bool { return len(free.tools()) == 8 })
-	touch := func(uri string) string { return free.call("r_touch", `{"uri":"`+uri+`"}`).Body }
+	await(t, "the modules", func() bool { return len(free.tools()) == 8 })
 	code := p.code("/proj")
-	c := askOverPOST(t, p.URL, "2025-11-25", askAllCaps, code)
-	var reading sync.WaitGroup
-	listen := func() {
-		events, hangUp := c.http.listen()
-		c.hangUp = hangUp
-		reading.Go(func() { c.takeAll(events) })
-	}
+	c := connectAs(t, p.URL, protocols[0], inHeader(code))
+	other := connectAs(t, p.URL, protocols[0], inHeader(code))
+	events, _ := c.listen()
+	others, hangUp := other.listen()
 	ask := func(method, uri string) string {
-		t.Helper()
-		return string(c.get(c.send(t.Context(), c.nextID(), "resources/"+method,
-			`{"uri":"`+uri+`"}`)))
+		return c.ask("resources/"+method, `{"uri":"`+uri+`"}`).Body
 	}
-	hearUpdate := func(uri string) {
-		t.Helper()
-		await(t, "a subscription", func() bool { return strings.Contains(touch(uri), "told") })
-		c.hears("notifications/resources/updated", `"uri":"`+uri+`"`)
-	}
-	awaitNobody := func(uri string) {
-		t.Helper()
-		await(t, "the end of a subscription", func() bool {
-			return strings.Contains(touch(uri), "nobody")
-		})
-	}
-	listen()
-	c.get(c.send(t.Context(), c.nextID(), "tools/list", ""))
-	writeFake(t, p.dir+"/other/new.usher", "good tools=x") // of which it must not hear
-	await(t, "the new module", func() bool { return len(free.tools()) == 9 })
+	touch := func(uri string) string { return c.call("r_touch", `{"uri":"`+uri+`"}`).Body }
 	checkContains(t, "out of scope", ask("subscribe", "o://one"), "unknown resource")
-	for n := range 5 {
-		checkContains(t, "subscribing", ask("subscribe", fmt.Sprint("r://many/", n+1)),
-			`"result":{}`)
+	checkContains(t, "a shared process", ask("subscribe", "s://one"), "does not report resource changes")
+	checkContains(t, "a subscription", ask("subscribe", "r://one"), `"result":{}`)
+	checkContains(t, "one to a template", ask("subscribe", "r://many/1"), `"result":{}`)
+	for _, uri := range []string{"r://one", "r://many/1"} {
+		checkContains(t, "a change of "+uri, touch(uri), "told")
+		wantEvent(t, events, `"method":"notifications/resources/updated"`, `"uri":"`+uri+`"`)
 	}
-	hearUpdate("r://many/1")
-	ask("unsubscribe", "r://many/4")
-	awaitNobody("r://many/4")
-	free.call("r_crash", "")
-	hearUpdate("r://many/2")
-	c.hangUp()
-	awaitNobody("r://many/3")
-	listen()
-	hearUpdate("r://many/3")
+	ask("unsubscribe", "r://one")
+	checkContains(t, "a change after the end of the subscription", touch("r://one"), "nobody")
+	inOther := other.call("r_touch", `{"uri":"r://many/1"}`).Body
+	checkContains(t, "another session's process", inOther, "nobody")
+	hangUp()
+	check(t, "what the other session heard of", len(remainingEvents(t, others)), 0)
 	p.revoke(code)
-	c.hears(changedTools)
-	touch("r://many/5") // of which usher is still notified
-	awaitNobody("r://many/5")
-	checkContains(t, "after the claim's end", ask("subscribe", "r://many/5"), "has ended")
-	c.http.end()
-	reading.Wait()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	changes := 0
-	for _, msg := range c.heard {
-		checkOmits(t, "what it heard", string(msg), "r://many/4", "r://many/5")
-		changes += strings.Count(string(msg), changedTools)
-	}
-	check(t, "changes of its list that it heard of", changes, 1)
+	checkContains(t, "after the claim's end", ask("subscribe", "r://one"), "has ended")
 }

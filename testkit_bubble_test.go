@@ -428,14 +428,11 @@ func (p *pool) close() {
 	p.running.Wait()
 }
 
-// subscribable has m tell of changes of its resources, by processes that take so
-// long to start.
-func (b *bubble) subscribable(start time.Duration) {
+// startsSlowly has the processes of m take so long to start.
+func (b *bubble) startsSlowly(start time.Duration) {
 	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
 		pass(start)
-		w := b.worker(owner)
-		w.info = members(json.RawMessage(`{"capabilities":{"resources":{"subscribe":true}}}`))
-		return w, nil
+		return b.worker(owner), nil
 	})
 }
 

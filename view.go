@@ -331,14 +331,6 @@ func itemNames(items []*Item) string {
 	return strings.Join(names, ", ")
 }
 
-// Module returns what identifies the version of the item's module, or nil for no item.
-func (i *Item) Module() any {
-	if i == nil {
-		return nil
-	}
-	return i.module.pool
-}
-
 // ChecksArguments reports whether Call checks arguments, instead of the module itself.
 func (i *Item) ChecksArguments() bool { return i.Method != nil && i.module.Kind.singleFile() }
 
@@ -370,16 +362,4 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 		result = methodResult(result)
 	}
 	return result, err
-}
-
-// Subscribe asks the module of a resource to notify the caller when the resource changes,
-// until release is called, or the module's process ends, which closes ended. It does nothing
-// for no item.
-func (i *Item) Subscribe(ctx context.Context, caller Caller, uri string) (
-	ended <-chan struct{}, release func(), err error,
-) {
-	if i != nil {
-		return i.module.pool.subscribe(ctx, caller, uri)
-	}
-	return nil, func() {}, nil
 }

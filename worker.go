@@ -116,7 +116,6 @@ type workerState struct {
 	unsure    bool                      // a call was cancelled: an ask that names no call may belong to it
 	latest    *Caller                   // the latest client's; at first the owner
 	asks      map[string]*clientRequest // open requests to clients, by id
-	subs      map[*subscription]bool    // resources whose changes the module reports
 
 	draining bool  // it takes no more calls, and ends when calls is empty
 	blocked  bool  // usher ends the process because of a cancelled call
@@ -182,7 +181,6 @@ func newWorker(ctx context.Context, config workerConfig) *Worker {
 			cancelled: make(map[string]*call),
 			latest:    config.owner,
 			asks:      make(map[string]*clientRequest),
-			subs:      make(map[*subscription]bool),
 		},
 	}
 	w.log = w.log.With("module", w.module)
@@ -389,8 +387,10 @@ func (w *Worker) handle(msg *Message) {
 		w.passProgress(msg.Params)
 	case "notifications/message", "notifications/elicitation/complete":
 		w.passOn(msg.Method, msg.Params)
-	case "notifications/resources/updated":
-		w.updated(msg.Method, msg.Params)
+	case "notifications/resources/updated": // the session has subscribed
+		if o := w.owner; o != nil && o.Notify != nil && o.reachable() {
+			o.Notify(msg.Method, msg.Params)
+		}
 	case "notifications/cancelled":
 		w.withdrawAsk(msg.Params.get("requestId"))
 	case cancelConfirmed:
@@ -529,13 +529,6 @@ func (w *Worker) adapt(c *call, params object) object {
 		return params
 	}
 	return params.set("_meta", meta.encode())
-}
-
-// requestOnly sends a request whose answer does not matter.
-func (w *Worker) requestOnly(caller Caller, method string, params object) (*call, error) {
-	c := w.newCall(caller)
-	c.answer = nil
-	return c, w.startCall(c, method, params)
 }
 
 // await waits for the answer to a call.
@@ -887,13 +880,11 @@ func (w *Worker) discover(ctx context.Context) error {
 		return err
 	}
 	w.info = result
-	all := json.RawMessage("true")
-	_, err = w.listen(Caller{}, object{
-		{"toolsListChanged", all},
-		{"promptsListChanged", all},
-		{"resourcesListChanged", all},
-	})
-	return err
+	// usher ignores it if the module ends this stream.
+	c := w.newCall(Caller{})
+	c.answer = nil
+	return w.startCall(c, "subscriptions/listen", object{{"notifications", json.RawMessage(
+		`{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)}})
 }
 
 // initialize shakes hands as a client with sessions. It declares all client capabilities,
