@@ -276,8 +276,12 @@ func (r *request) discover() (object, error) {
 // ready.
 func (r *request) about(result object) object {
 	view, _ := r.view()
+	capabilities := members(serverCapabilities)
+	if r.from.session.era == stateless { // its clients can't subscribe to resources
+		capabilities = capabilities.set("resources", json.RawMessage(`{"listChanged":true}`))
+	}
 	return append(result,
-		member{"capabilities", serverCapabilities},
+		member{"capabilities", capabilities.encode()},
 		member{"instructions", quote(instructions(view))},
 	)
 }
