@@ -423,6 +423,7 @@ func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, h
 		body, err = held.readAll(http.MaxBytesReader(w, r.Body, limit))
 	}
 	if err == nil {
+		r.Body = http.NoBody // nothing is left to skip
 		return body, held, nil
 	}
 	held.end()

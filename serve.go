@@ -483,9 +483,11 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer d.handlers.RUnlock()
-	defer func() { // net/http drains the body before it replies, and writes the rest of the answer
+	defer func() { // net/http skips the rest of the body, and writes the rest of the answer
 		control := http.NewResponseController(w)
-		_ = control.SetReadDeadline(time.Now().Add(restTimeout))
+		if r.Body != http.NoBody {
+			_ = control.SetReadDeadline(time.Now().Add(restTimeout))
+		}
 		_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	}()
 	w.Header().Set(requestIDHeader, rand.Text())
