@@ -446,9 +446,9 @@ func cleanArguments(params object) (object, error) {
 func (r *request) log(item *Item, took time.Duration, result object, err error) {
 	outcome := "done"
 	if err != nil {
-		outcome = clipText(explain(err), maxLogged)
+		outcome = explain(err)
 	} else if isTrue(result.get("isError")) {
-		outcome = "failed"
+		outcome = "failed: " + resultText(result)
 	}
 	_, name, _ := r.target()
 	module := slog.Attr{}
@@ -460,7 +460,7 @@ func (r *request) log(item *Item, took time.Duration, result object, err error) 
 		"request", r.name,
 		module,
 		"method", clipText(name, maxLogged),
-		"outcome", outcome,
+		"outcome", clipText(outcome, maxLogged),
 		"took", took.Round(10*time.Microsecond),
 		"bytes", result.size(),
 		"session", clipText(r.from.session.ID, 8),

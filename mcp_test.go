@@ -223,10 +223,11 @@ func TestLogNamesCalls(t *testing.T) {
 	p := startProjects(t)
 	claim, err := openStore(t, p.Base).Create(t.Context(), p.dir+"/proj", "a phone", time.Hour)
 	must(t, err)
-	writeFake(t, p.dir+"/proj/rich.usher", "good tools=tell res=rich")
+	writeFake(t, p.dir+"/proj/rich.usher", "good tools=tell,fail res=rich")
 	c := p.session(inHeader(claim.Code.Reveal()))
-	c.awaitTools("a_pid", "a_sleep", "a_x", "rich_tell")
+	c.awaitTools("a_pid", "a_sleep", "a_x", "rich_fail", "rich_tell")
 	c.call("a_x", "")
+	c.call("rich_fail", "")
 	c.call("no_such", "")
 	c.ask("prompts/get", `{"name":"no_such"}`)
 	c.ask("prompts/get", `{"name":"rich_say"}`)
@@ -242,6 +243,7 @@ func TestLogNamesCalls(t *testing.T) {
 	for _, want := range []string{
 		`msg=session ` + of + ` session=[A-Z2-7]{8}…`,
 		`msg=call request=tools/call module=a method=x outcome=done` + how,
+		`msg=call request=tools/call module=rich method=fail outcome="failed: .*"` + how,
 		`msg=call request=tools/call method=no_such outcome="unknown tool \\"no_such\\""` + how,
 		`msg=call request=prompts/get method=no_such outcome="unknown prompt \\"no_such\\""` + how,
 		`msg=call request=prompts/get module=rich method=say outcome=done` + how,
