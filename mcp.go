@@ -215,9 +215,13 @@ func (r *request) checkHeaders(tool *Item) error {
 		return nil
 	}
 	arguments := r.params.object("arguments")
-	for name, header := range tool.Method.headerParams {
-		value := arguments.get(name)
-		if err := checkHeader(r.header, paramHeader+header, name, value); err != nil {
+	schema := tool.Method.schema()
+	for name := range schema.Properties {
+		header := schema.property(name).Header
+		if !headerToken.MatchString(header) { // clients omit tools with wrong headers
+			continue
+		}
+		if err := checkHeader(r.header, paramHeader+header, name, arguments.get(name)); err != nil {
 			return err
 		}
 	}

@@ -291,12 +291,12 @@ func callError(ctx context.Context, err error) error {
 // case, because providers add fields to their deliveries at any time, and a decoder that
 // ignores case would take them for the parameter. Its errors are *fault or *argumentError.
 func (d *delivery) arguments() (json.RawMessage, error) {
-	list, err := parameters(d.kind, d.boundary, d.body, d.tool.Method)
+	schema := d.tool.Method.schema()
+	list, err := parameters(d.kind, d.boundary, d.body, schema)
 	if err != nil {
 		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
 	}
-	declared := objectIn(d.tool.Method.schema(), "properties")
-	list = slices.DeleteFunc(withoutWebhook(list), func(f member) bool { return isMisspelt(declared, f.key) })
+	list = slices.DeleteFunc(withoutWebhook(list), func(f member) bool { return schema.isMisspelt(f.key) })
 	arguments := append(list, member{webhookParam, d.meta()}).encode()
 	// A hosted program has a schema too, and senders can't read errors of MCP.
 	if !d.tool.ChecksArguments() {
@@ -379,7 +379,7 @@ func (d *delivery) parseType() error {
 // parameters returns the fields of a JSON object or of a form, by the kind and boundary
 // that parseType returned. A delivery without a body has no parameters, whatever its type:
 // some services send such deliveries to test the URL.
-func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
+func parameters(kind, boundary string, body []byte, s *schema) (object, error) {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil, nil
 	}
@@ -396,7 +396,7 @@ func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the body is not a well-formed %s", kind)
 	}
-	return formParams(form, m), nil
+	return formParams(form, s), nil
 }
 
 // jsonObject returns the members of a JSON object. They are not decoded, so that numbers reach
@@ -417,7 +417,7 @@ func jsonObject(body []byte) (object, error) {
 // object, as GitHub sends it, the object's members replace that field, unless the method
 // has a parameter named payload. The order of the fields is lost in a form's map, so they are
 // sorted: errors and tests are then the same each time.
-func formParams(form *multipart.Form, m *Method) (list object) {
+func formParams(form *multipart.Form, s *schema) (list object) {
 	values := make(map[string][]json.RawMessage)
 	for name, texts := range form.Value {
 		for _, text := range texts {
@@ -430,14 +430,14 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 		}
 	}
 	// GitHub sends a field. A file of this name is not JSON to take apart.
-	if texts := form.Value["payload"]; len(texts) > 0 && m.paramTypes("payload") == nil {
+	if texts := form.Value["payload"]; len(texts) > 0 && s.Properties["payload"] == nil {
 		if payload, err := jsonObject([]byte(texts[0])); err == nil {
 			list = payload
 			delete(values, "payload")
 		}
 	}
 	for _, name := range sortedKeys(values) {
-		types := m.paramTypes(name)
+		types := s.property(name).Type
 		if slices.Contains(types, "array") || len(types) == 0 && len(values[name]) > 1 {
 			list = append(list, member{name, marshal(values[name])})
 		} else if value := fieldValue(values[name][0], types); value != nil {
