@@ -159,65 +159,46 @@ func (c clientCaps) encode() json.RawMessage {
 	return list.encode()
 }
 
-// needsOf returns the capabilities that a client needs to answer a request. It returns
-// false for a method that clients don't answer.
-func needsOf(method string, params object) (needs clientCaps, ok bool) {
+// checkAsk returns an error, and the capabilities that are missing, unless a client with
+// these capabilities can answer a module's request.
+func (c clientCaps) checkAsk(method string, params object) (lacked clientCaps, err error) {
+	var needs clientCaps
 	switch method {
 	case "roots/list":
-		return capRoots, true
+		needs = capRoots
 	case "sampling/createMessage":
+		needs = capSampling
 		if params.get("tools") != nil {
-			return capSampling | capSamplingTools, true
+			needs |= capSamplingTools
 		}
-		return capSampling, true
 	case "elicitation/create":
+		needs = capElicitForm
 		if params.text("mode") == "url" {
-			return capElicitURL, true
+			needs = capElicitURL
 		}
-		return capElicitForm, true
+	default:
+		return 0, rpcErrorf(codeNoMethod, "unknown method %s", clipText(method, 100))
 	}
-	return 0, false
-}
-
-// checkAsk returns an error, and the capabilities that are missing, unless a client with
-// these capabilities can answer a request.
-func (c clientCaps) checkAsk(method string, params object) (lacked clientCaps, err error) {
-	needs, known := needsOf(method, params)
 	lacked = needs &^ c
-	switch {
-	case !known:
-		err = rpcErrorf(codeNoMethod, "unknown method %s", clipText(method, 100))
-	case lacked != 0:
-		err = errMissingCaps(lacked)
+	if lacked != 0 {
+		err = lacked.errMissing(codeNoMethod) // as the client itself would have answered
 	}
 	return lacked, err
 }
 
-// missingCapability returns the error for a client's request that needs capabilities
-// which the client did not declare.
-func missingCapability(lacked clientCaps) *rpcError {
-	e := errMissingCaps(lacked)
-	e.Code = codeMissingCapability
-	e.Data = object{{"requiredCapabilities", lacked.encode()}}.encode()
-	return e
-}
-
-// errMissingCaps returns the error for a module's request to a client that has not
-// declared these capabilities. The code is the one with which the client itself would
-// have answered.
-func errMissingCaps(lacked clientCaps) *rpcError {
-	code := codeNoMethod
-	if lacked&capElicitURL != 0 {
-		code = codeInvalidParams // client/elicitation, "Error Handling"
-	}
+// errMissing returns the error for a request that needs these capabilities of a client that
+// has not declared them.
+func (c clientCaps) errMissing(code int) *rpcError {
 	var names []string
 	for _, f := range capabilityForms {
-		if lacked&f.bit != 0 {
+		if c&f.bit != 0 {
 			names = append(names, strings.TrimSuffix(f.key+" ("+f.part+")", " ()"))
 		}
 	}
-	return rpcErrorf(code, "this tool asks its client for %s: use an MCP client that supports it",
+	e := rpcErrorf(code, "this tool asks its client for %s: use an MCP client that supports it",
 		strings.Join(names, ", "))
+	e.Data = object{{"requiredCapabilities", c.encode()}}.encode()
+	return e
 }
 
 // parseParams converts the params of a client's request to usher's own form. It returns the
