@@ -80,10 +80,6 @@ const (
 	maxStreams    = 16   // notification streams per session
 	maxStreamsOf  = 256  // notification streams per principal, listens included
 	maxWantedOf   = 1000 // resources that the sessions of one principal are notified of
-
-	// webhook.go: deliveries.
-	maxSignatures       = 16      // signatures compared per delivery
-	maxSignatureHeaders = 4 << 10 // bytes of the signature headers of one delivery
 )
 
 // counter counts what its keys use, in items or bytes. It forgets a key that uses nothing.

@@ -326,7 +326,7 @@ func FuzzWebhookForm(f *testing.F) {
 	}
 	m := fuzzMethod(f)
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if list, err := parameters(formType, "", body, m.schema()); err == nil {
+		if list, err := parameters(headerOf("Content-Type: "+formType), body, m.schema()); err == nil {
 			checkParams(t, m, list)
 		}
 	})
@@ -348,8 +348,9 @@ func FuzzWebhookMultipart(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	m := fuzzMethod(f)
+	kind := headerOf("Content-Type: " + multipartType + "; boundary=b")
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if list, err := parameters(multipartType, "b", body, m.schema()); err == nil {
+		if list, err := parameters(kind, body, m.schema()); err == nil {
 			checkParams(t, m, list)
 		}
 	})
