@@ -295,7 +295,7 @@ func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, para
 		defer close(done)
 		defer slot.release()
 		defer catch(s.log, &err)
-		result = s.call(ctx, params.text("name"), params.get("arguments"), progress)
+		result = shellResult(s.call(ctx, params.text("name"), params.get("arguments"), progress))
 	}()
 	if ended := waitFor(ctx, done); ended != nil {
 		return nil, ended
@@ -303,20 +303,18 @@ func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, para
 	return result, err
 }
 
-// call runs one function until it ends, and returns the result of the call.
+// call runs one function until it ends, and returns its output.
 func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawMessage,
-	progress func(match [][]byte)) object {
-	var args []string
-	var output []byte
-	var lastLines string
+	progress func(match [][]byte)) ([]byte, error) {
 	script, err := readScript(s.Source)
-	if err == nil {
-		args, err = script.commandLine(name, arguments)
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		output, lastLines, err = s.run(ctx, script, arguments, progress, args)
+	args, err := script.commandLine(name, arguments)
+	if err != nil {
+		return nil, err
 	}
-	return shellResult(name, output, lastLines, err)
+	return s.run(ctx, script, arguments, progress, args)
 }
 
 // introspect returns what the module offers. The shell checks the script's syntax before it
@@ -326,31 +324,29 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, slow)
 	defer cancel()
 	var functions []byte
-	var lastLines string
 	script, err := readScript(s.Source)
 	if err == nil {
-		_, lastLines, err = s.run(ctx, script, nil, nil, []string{"-n", s.Source})
+		_, err = s.run(ctx, script, nil, nil, []string{"-n", s.Source})
 	}
-	if err == nil && len(script.names) > 0 {
-		functions, lastLines, err = s.run(ctx, script, nil, nil, script.listFunctions())
+	if err == nil && script.docs != nil {
+		functions, err = s.run(ctx, script, nil, nil, script.listFunctions())
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		return script.manifest(strings.Fields(string(functions))), nil
-	}
-	if errors.Is(err, errUnapproved) {
+	case errors.Is(err, errUnapproved):
 		return nil, err
 	}
-	output := cmp.Or(lastLines, fmt.Sprintf("%s: %v", filepath.Base(s.Source), err))
-	return nil, processFault(s.Name, "can't be read", output)
+	return nil, processFault(s.Name, "can't be read", err.Error())
 }
 
-// run runs the shell until it ends, unless the script has lost its approval. It returns at
-// most one byte of output more than the limit, and the last lines of stderr. When ctx ends,
-// run ends the shell and everything that it started; otherwise, background processes go on.
+// run runs the shell until it ends, unless the script has lost its approval, and returns its
+// output. If the shell fails, the error is the last lines of stderr. When ctx ends, run ends
+// the shell and everything that it started; otherwise, background processes go on.
 func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte,
-	progress func(match [][]byte), args []string) (output []byte, lastLines string, err error) {
+	progress func(match [][]byte), args []string) (output []byte, err error) {
 	if _, err := s.check(s.source); err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	cmd := exec.Command(script.shell, slices.Concat(script.options, args)...)
 	cmd.Dir = filepath.Dir(s.Source)
@@ -359,10 +355,11 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	cmd.Stdin = bytes.NewReader(input)
 	c, err := s.groups.startPiped(cmd)
 	if err != nil {
-		return nil, "", fmt.Errorf("starting %s: %s", script.shell, errText(err))
+		return nil, fmt.Errorf("starting %s: %s", script.shell, errText(err))
 	}
 	stdout := c.outputs[0]
 	stderr := c.outputs[1]
+	var lastLines string
 	var read sync.WaitGroup
 	read.Go(func() {
 		output, _ = io.ReadAll(io.LimitReader(stdout, maxShellOutput+1))
@@ -375,10 +372,16 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	c.stopReading()
 	read.Wait()
 	go s.keep(c)
-	if ctx.Err() != nil {
+	_, failed := errors.AsType[*exec.ExitError](err)
+	switch {
+	case ctx.Err() != nil:
 		err = context.Cause(ctx)
+	case len(output) > maxShellOutput:
+		err = fmt.Errorf("the result is larger than %s", formatSize(maxShellOutput))
+	case failed:
+		err = errors.New(cmp.Or(lastLines, fmt.Sprintf("%s ended with %v", filepath.Base(s.Source), err)))
 	}
-	return output, lastLines, err
+	return output, err
 }
 
 // keep lets the background processes of a call go on until they end or the module is removed,

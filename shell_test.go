@@ -36,7 +36,7 @@ func TestShellFunctions(t *testing.T) {
 		{"its file", "file", ``, "BASH_SOURCE s.usher.sh"},
 		{"nothing", "nothing", ``, `{"content":[]}`},
 		{"the last lines of a failure", "fail", ``, "5\n6\n7\n8\n9"},
-		{"a failure without a word", "mute", ``, "mute ended with exit status 4"},
+		{"a failure without a word", "mute", ``, "s.usher.sh ended with exit status 4"},
 		{"a flood", "flood", ``, "larger than 4 MiB"},
 		{"a process left behind", "forks", `{"unread":"` +
 			strings.Repeat("x", 200_000) + `"}`, "done"},
@@ -163,9 +163,9 @@ func TestShellOptions(t *testing.T) {
 	const script = "\n\n# Deploys.\n# @param {string} text what\ndeploy() { false; echo DEPLOYED; }\n"
 	for first, want := range map[string]string{
 		"#!/bin/bash":                          "DEPLOYED",
-		"#!/bin/bash -eu":                      "deploy ended with exit status 1",
-		"#!/bin/bash -o errexit -":             "deploy ended with exit status 1",
-		"#!/usr/bin/env -S bash -euo pipefail": "deploy ended with exit status 1",
+		"#!/bin/bash -eu":                      "m.usher.sh ended with exit status 1",
+		"#!/bin/bash -o errexit -":             "m.usher.sh ended with exit status 1",
+		"#!/usr/bin/env -S bash -euo pipefail": "m.usher.sh ended with exit status 1",
 	} {
 		dir := t.TempDir()
 		write(t, dir+"/m.usher.sh", first+script)
