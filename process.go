@@ -60,7 +60,7 @@ func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	select {
 	case <-c.exited:
 		return c.err
-	case <-time.After(outputTimeout): // cmd.Wait may need a moment to read the output
+	default:
 		return ctx.Err()
 	}
 }

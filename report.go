@@ -109,7 +109,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		tool := toolReport{
 			Name:   t.Name,
 			Method: t.Method.Name,
-			About:  t.Method.About(),
+			About:  firstSentence(t.Method.description),
 			Params: strings.Join(t.Method.Parameters, ", "),
 		}
 		receiver, others := whole.Hook(hook.HookPath)

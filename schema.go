@@ -44,8 +44,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem stri
 		docTags: parseDoc(list.text("description"), kind),
 	}
 	m.IsHook = m.IsHook || kind != kindConfig && strings.HasPrefix(m.Name, "handle")
-	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
-		m.IsHook = false // no webhook is better than one at another path
+	if err := checkHookPath(cmp.Or(m.Hook, m.Name)); err != nil && m.IsHook {
 		problem = fmt.Sprintf("%s: %v", m.Name, err)
 	}
 	input := cleanSchema(list.get("inputSchema"), m.params, kind)
@@ -93,14 +92,13 @@ func (m *Method) appURI() string {
 // them.
 func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMessage {
 	list := members(schema)
-	props := members(list.get("properties")).without(webhookParam)
+	props := list.object("properties")
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
-	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
 	untyped := kind == kindNode || kind == kindShell
 	for _, d := range docs {
 		own := props.get(d.name)
-		if own == nil && (!untyped || d.name == webhookParam) {
+		if own == nil && !untyped {
 			continue
 		}
 		if own == nil && !d.optional {
@@ -108,7 +106,8 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 		}
 		props = props.set(d.name, documented(own, d))
 	}
-	list = list.without("required").set("properties", props.encode())
+	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
+	list = list.without("required").set("properties", props.without(webhookParam).encode())
 	if len(required) > 0 {
 		list = list.set("required", marshal(required))
 	}
@@ -120,7 +119,7 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own := members(schema)
 	if len(own.without("description", "default")) == 0 {
-		own = append(members(docType(d.kind)), own...)
+		own = append(docType(d.kind), own...)
 	}
 	if d.defaultValue != nil && own.get("default") == nil {
 		own = own.set("default", d.defaultValue)
@@ -141,19 +140,19 @@ var typeExamples = map[string]any{
 	"number":  1,
 }
 
-// docType returns the schema of a type in @param; {} if the type is unknown.
-func docType(s string) json.RawMessage {
+// docType returns the schema of a type in @param; an empty one if the type is unknown.
+func docType(s string) object {
 	s = strings.TrimSpace(s)
 	if literals := parseLiterals(s); literals != nil {
-		return object{{"enum", marshal(literals)}}.encode()
+		return object{{"enum", marshal(literals)}}
 	}
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
-		return object{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}}.encode()
+		return object{{"type", quote("array")}, {"items", docType(inner).encode()}}
 	}
 	if name := strings.ToLower(s); typeExamples[name] != nil {
-		return object{{"type", quote(name)}}.encode()
+		return object{{"type", quote(name)}}
 	}
-	return json.RawMessage(`{}`)
+	return nil
 }
 
 // parseLiterals returns the JSON of the literals in a union such as ('x'|'y'), or nil if s
@@ -279,9 +278,6 @@ func parseParam(tag string) (paramDoc, bool) {
 }
 
 var sentenceEnd = regexp.MustCompile(`[.!?]( |$)`)
-
-// About returns the first sentence of the method's description.
-func (m *Method) About() string { return firstSentence(m.description) }
 
 // firstSentence returns the first sentence of a text, on one line.
 func firstSentence(text string) string {
