@@ -249,10 +249,10 @@ func environWithoutSecrets() []string {
 	})
 }
 
-// moduleEnv returns what a process of the module at source gets in addition: extra, and that
-// it runs inside of the module.
-func moduleEnv(source string, extra []string) []string {
-	return slices.Concat(extra, []string{nestedVar + "=" + os.Getenv(nestedVar) + "\n" + source})
+// insideOf returns the variable that tells a process that it runs inside of the module at
+// source.
+func insideOf(source string) string {
+	return nestedVar + "=" + os.Getenv(nestedVar) + "\n" + source
 }
 
 // ---- The shell
@@ -350,7 +350,7 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	}
 	cmd := exec.Command(script.shell, slices.Concat(script.options, args)...)
 	cmd.Dir = filepath.Dir(s.Source)
-	cmd.Env = moduleEnv(s.Source, nil)
+	cmd.Env = []string{insideOf(s.Source)}
 	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
 	cmd.Stdin = bytes.NewReader(input)
 	c, err := s.groups.startPiped(cmd)
