@@ -316,8 +316,7 @@ func TestSignatureOrSecret(t *testing.T) {
 								if unknown {
 									why = "no valid secret or accepted signature"
 								}
-								to := "path=m/handle_" + scheme +
-									" module=m method=handle_" + scheme
+								to := "path=m/handle_" + scheme
 								checkContains(t, what+": the log", line, to, why, "status=401")
 								continue
 							}

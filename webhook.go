@@ -84,9 +84,6 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	// The fields of d say how far the delivery came, so the log needs no step of its own.
 	err := h.deliver(w, d)
 	took := time.Since(d.received).Round(10 * time.Microsecond)
-	if d.tool == nil { // refused before usher looked for the tool
-		d.tool, _ = h.modules.View(scopeAll()).Hook(d.path)
-	}
 	args := []any{"id", d.id, "path", clipText(d.path, maxLogged)}
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
@@ -279,7 +276,7 @@ func callError(ctx context.Context, err error) error {
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
 // request under webhookParam. It drops fields that differ from a declared parameter only in
 // case, because providers add fields to their deliveries at any time, and a decoder that
-// ignores case would take them for the parameter. Its errors are *fault or *argumentError.
+// ignores case would take them for the parameter. Its errors are *fault.
 func (d *delivery) arguments() (json.RawMessage, error) {
 	schema := d.tool.Method.schema()
 	list, err := parameters(d.request.Header, d.body, schema)
@@ -288,13 +285,6 @@ func (d *delivery) arguments() (json.RawMessage, error) {
 	}
 	list = slices.DeleteFunc(withoutWebhook(list), func(f member) bool { return schema.isMisspelt(f.key) })
 	arguments := append(list, member{webhookParam, d.meta()}).encode()
-	// A hosted program has a schema too, and senders can't read errors of MCP.
-	if !d.tool.ChecksArguments() {
-		arguments, err = d.tool.Method.checkArguments(arguments)
-		if err != nil {
-			return nil, err
-		}
-	}
 	return arguments, d.held.grow(int64(len(arguments)))
 }
 
