@@ -208,19 +208,14 @@ func (c clientCaps) errMissing(code int) *rpcError {
 // call another tool than the log reports, or use the progress token of another call.
 func parseParams(sent object) (params, identity object) {
 	params = sent.withoutLookalikes(knownParams)
-	ref := params.object("ref")
-	if clean := ref.withoutLookalikes(knownParams); len(clean) < len(ref) {
-		params = params.set("ref", clean.encode())
+	if ref := params.object("ref"); ref != nil {
+		params = params.set("ref", ref.withoutLookalikes(knownParams).encode())
 	}
-	meta := params.object("_meta")
-	identity = meta.withoutLookalikes(knownParams)
+	identity = params.object("_meta").withoutLookalikes(knownParams)
 	kept := slices.DeleteFunc(slices.Clone(identity), func(f member) bool {
 		return strings.HasPrefix(f.key, ownPrefix) || slices.Contains(identityKeys, f.key)
 	})
-	if len(kept) < len(meta) {
-		params = params.set("_meta", kept.encode())
-	}
-	return params, identity
+	return params.setMeta(kept), identity
 }
 
 // knownParams are the members that usher reads or sets in params, their ref and _meta.
@@ -234,17 +229,20 @@ var identityKeys = []string{metaProtocol, metaClientInfo, metaClientCaps, metaLo
 
 // withMeta returns params, or a result, with a key of its _meta set.
 func withMeta(params object, key string, value json.RawMessage) object {
-	return params.set("_meta", params.object("_meta").set(key, value).encode())
+	return params.setMeta(params.object("_meta").set(key, value))
 }
 
-// stripCallID returns params, or an empty object for none, without the id of the call,
-// which is not for clients.
-func stripCallID(params object) object {
-	meta := params.object("_meta").without(metaCall)
+// setMeta returns params with a _meta, or without one if it is empty.
+func (params object) setMeta(meta object) object {
 	if len(meta) == 0 {
 		return params.without("_meta")
 	}
 	return params.set("_meta", meta.encode())
+}
+
+// stripCallID returns params without the id of the call, which is not for clients.
+func stripCallID(params object) object {
+	return params.setMeta(params.object("_meta").without(metaCall))
 }
 
 // clientProfile is what a client states about itself.
@@ -413,14 +411,12 @@ func sameNumber(header string, value json.RawMessage) bool {
 }
 
 // decodeHeader returns the text in a header's value. It decodes the base64 form that
-// clients use for text other than plain ASCII, and reports false if that is malformed or
-// other text is not ASCII.
+// clients use for text other than plain ASCII, and reports false if that is malformed.
 func decodeHeader(value string) (string, bool) {
-	plain := !strings.ContainsFunc(value, func(c rune) bool { return c < ' ' && c != '\t' || c > '~' })
 	encoded, begins := strings.CutPrefix(value, "=?base64?")
 	encoded, ends := strings.CutSuffix(encoded, "?=")
-	if !plain || !begins || !ends {
-		return value, plain
+	if !begins || !ends {
+		return value, true
 	}
 	text, err := base64.StdEncoding.Strict().DecodeString(encoded)
 	return string(text), err == nil

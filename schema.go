@@ -533,12 +533,11 @@ func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError 
 	list := members(value)
 	for _, f := range list {
 		property, declared := s.Properties[f.key]
-		forbidden := false
-		if !declared && f.key != webhookParam {
+		additional := !declared && f.key != webhookParam
+		if additional {
 			property = s.Additional.schema
-			forbidden = s.Additional.forbidden
 		}
-		if forbidden || s.isMisspelt(f.key) {
+		if additional && s.Additional.forbidden || s.isMisspelt(f.key) {
 			return &argumentError{[]string{f.key}, func() string {
 				return " is unknown: want " + strings.Join(sortedKeys(s.Properties), ", ")
 			}}

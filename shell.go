@@ -134,9 +134,6 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 		if !ok { // other values are JSON, and omitted ones ""
 			text = strings.TrimPrefix(string(oneLine(value)), "null")
 		}
-		if strings.Contains(text, "\x00") {
-			return nil, fmt.Errorf("parameter %q contains U+0000: remove it", p.name)
-		}
 		args = append(args, text) // $1, $2, … as documented
 	}
 	return args, nil

@@ -525,10 +525,7 @@ func (w *Worker) adapt(c *call, params object) object {
 	if w.stateless {
 		meta = identify(meta, client)
 	}
-	if len(meta) == 0 {
-		return params
-	}
-	return params.set("_meta", meta.encode())
+	return params.setMeta(meta)
 }
 
 // requestOnly sends a request whose answer does not matter.
