@@ -130,15 +130,8 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	return own.encode()
 }
 
-// typeExamples maps the JSON Schema types that @param can name to example values.
-var typeExamples = map[string]any{
-	"string":  "text",
-	"object":  struct{}{},
-	"array":   []any{},
-	"boolean": true,
-	"integer": 1,
-	"number":  1,
-}
+// docTypes are the JSON Schema types that @param can name.
+var docTypes = []string{"string", "object", "array", "boolean", "integer", "number"}
 
 // docType returns the schema of a type in @param; an empty one if the type is unknown.
 func docType(s string) object {
@@ -149,7 +142,7 @@ func docType(s string) object {
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
 		return object{{"type", quote("array")}, {"items", docType(inner).encode()}}
 	}
-	if name := strings.ToLower(s); typeExamples[name] != nil {
+	if name := strings.ToLower(s); slices.Contains(docTypes, name) {
 		return object{{"type", quote(name)}}
 	}
 	return nil
@@ -325,18 +318,6 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 		return arguments, nil
 	}
 	return members(arguments).without(c.omitted...).encode(), nil
-}
-
-// exampleArguments returns arguments with a value for each required parameter.
-func (m *Method) exampleArguments() json.RawMessage {
-	arguments := make(map[string]any)
-	for _, name := range m.schema().Required {
-		property := m.schema().property(name)
-		types := append(property.Type, "object")
-		examples := append(property.values(), typeExamples[types[0]])
-		arguments[name] = examples[0]
-	}
-	return marshal(arguments)
 }
 
 // schema contains the keywords of a JSON Schema that usher reads. It accepts any value if it
