@@ -399,8 +399,8 @@ func (s *shellRunner) keep(c *child) {
 	c.end()
 }
 
-// readStderr passes the parts of lines of progress on, and other lines to the log. It returns
-// the last of the other lines.
+// readStderr passes the parts of lines of progress on, if progress is not nil, and other
+// lines to the log. It returns the last of the other lines.
 func (s *shellRunner) readStderr(pipe io.Reader, progress func(match [][]byte)) string {
 	var lastLines []string
 	lines := bufio.NewReaderSize(pipe, maxLoggedLine)
@@ -409,7 +409,7 @@ func (s *shellRunner) readStderr(pipe io.Reader, progress func(match [][]byte)) 
 		if err != nil {
 			return strings.Join(lastLines, "\n")
 		}
-		if m := shellProgress.FindSubmatch(raw); m != nil {
+		if m := shellProgress.FindSubmatch(raw); m != nil && progress != nil {
 			progress(m)
 			continue
 		}

@@ -317,8 +317,9 @@ func (d *delivery) meta() json.RawMessage {
 	return marshal(meta)
 }
 
-// verify verifies the signature of a delivery, if its method has a rule for it. The secret does not replace a signature: it shows only
-// that the sender may use usher, and not that the provider has sent this body.
+// verify verifies the signature of a delivery, if its method has a rule for it. The secret
+// does not replace a signature: it shows only that the sender may use usher, and not that the
+// provider has sent this body.
 func (d *delivery) verify() error {
 	if d.rule == nil {
 		// The sender was admitted this far only because it sent some signature.
