@@ -12,7 +12,6 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"math"
 	"net/http"
 	"runtime/debug"
@@ -288,15 +287,6 @@ func (result object) forClient(era eras, life string) object {
 		result = result.set("ttlMs", json.RawMessage(life)).set("cacheScope", quote("private"))
 	}
 	return withMeta(result, metaServerInfo, usherInfo())
-}
-
-// errorForClient converts an error for a client of an era.
-func errorForClient(err error, era eras) error {
-	rpc, ok := errors.AsType[*rpcError](err)
-	if !ok || era == stateful || rpc.Code != codeNoResource {
-		return err
-	}
-	return &rpcError{codeInvalidParams, rpc.Message, rpc.Data}
 }
 
 // rpcStatus returns the HTTP status for an error code. From MCP 2026-07-28 on

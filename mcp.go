@@ -186,7 +186,7 @@ func (r *request) answer() (result object, err error) {
 		result, err = r.method.run(r)
 	}
 	if err != nil {
-		return nil, errorForClient(err, r.from.session.era)
+		return nil, err
 	}
 	return result.forClient(r.from.session.era, r.method.life), nil
 }
@@ -374,8 +374,10 @@ func (r *request) find() (*Item, error) {
 		e.Message += ": ambiguous, use one of " + itemNames(claimants)
 	}
 	if list == "resources" {
-		e.Code = codeNoResource
 		e.Data = object{{"uri", quote(name)}}.encode()
+		if r.from.session.era == stateful {
+			e.Code = codeNoResource
+		}
 	}
 	return nil, e
 }

@@ -83,7 +83,8 @@ func TestShellBackgroundEndsWithItsModule(t *testing.T) {
 	long(t)
 	need(t, "sh")
 	dir := t.TempDir()
-	const script = "echo ::progress 1 >&2\n# Leaves a process behind.\nforks() { while echo here; do sleep 0.1; done & echo $!; }\n"
+	const script = "echo ::progress 1 >&2\n# Leaves a process behind.\n" +
+		"forks() { while echo here; do sleep 0.1; done & echo $!; }\n"
 	write(t, dir+"/m.usher.sh", script)
 	c := connect(t, startDaemon(t, dir).URL)
 	c.awaitTools("m_forks")
