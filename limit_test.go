@@ -65,7 +65,6 @@ var limitTests = map[string]string{
 	"maxCheckDepth":     "TestArgumentsAreChecked",
 	"maxExecutable":     "a test would read a GiB; it is the check of maxSource with another number",
 	"maxShellOutput":    "TestShellFunctions",
-	"shellTail":         "TestShellFunctions",
 	"maxWorkerLine":     "TestPythonModuleFindsItsNeighbors",
 	"maxInput":          "TestModuleThatDoesNotRead",
 	"maxAsks":           "TestAsksOfACallAreBounded",

@@ -48,7 +48,8 @@ type child struct {
 
 // wait waits until the process ends, and returns the error of cmd.Wait. When ctx ends, the
 // process has grace to end by itself; then wait ends the group. If the process can't be
-// killed, for example because it runs as another user, the error is ctx's.
+// killed, for example because it runs as another user, the error is ctx's. Readers of the
+// outputs then end soon, even if processes that continue keep the pipes open.
 func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	if waitFor(ctx, c.exited) != nil {
 		select {
@@ -56,6 +57,9 @@ func (c *child) wait(ctx context.Context, grace time.Duration) error {
 		case <-time.After(grace):
 		}
 		c.end()
+	}
+	for _, f := range c.outputs {
+		f.SetReadDeadline(time.Now().Add(outputTimeout))
 	}
 	select {
 	case <-c.exited:
@@ -162,14 +166,6 @@ func (g *groups) startPiped(cmd *exec.Cmd) (*child, error) {
 		c.outputs = outputs
 	}
 	return c, err
-}
-
-// stopReading lets the readers of the outputs end soon, even if processes that continue
-// keep the pipes open.
-func (c *child) stopReading() {
-	for _, f := range c.outputs {
-		f.SetReadDeadline(time.Now().Add(outputTimeout))
-	}
 }
 
 // Close ends all processes that are left, and the guard.
@@ -369,7 +365,6 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	})
 	read.Go(func() { lastLines = s.readStderr(stderr, progress) })
 	err = c.wait(ctx, 0)
-	c.stopReading()
 	read.Wait()
 	go s.keep(c)
 	_, failed := errors.AsType[*exec.ExitError](err)
@@ -417,6 +412,6 @@ func (s *shellRunner) readStderr(pipe io.Reader, progress func(match [][]byte)) 
 		s.log.Info("module output", "line", line)
 		// The shell's own errors begin with the script's absolute path.
 		line = strings.ReplaceAll(line, filepath.Dir(s.Source)+string(filepath.Separator), "")
-		lastLines = append(lastLines[max(0, len(lastLines)-shellTail+1):], line)
+		lastLines = append(lastLines[max(0, len(lastLines)+1-tailLines):], line)
 	}
 }

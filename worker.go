@@ -216,7 +216,6 @@ func (w *Worker) spawn(l launch, g *groups) error {
 		err := c.wait(w.ctx, stdinTimeout) // writeStdin closes stdin
 		w.cancel()
 		others.Go(c.end)
-		c.stopReading()
 		readers.Wait()
 		for _, f := range c.outputs {
 			f.Close()
