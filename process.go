@@ -264,26 +264,11 @@ type shellRunner struct {
 
 // request calls the function that params name: see Worker.request. If ctx ends, request ends
 // the function and does not wait for its end; the call keeps its slot until then.
-func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, params object,
+func (s *shellRunner) request(ctx context.Context, _ Caller, _ string, params object,
 	timeout time.Duration, slot *slot[*Principal]) (object, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	silent := fmt.Errorf("module %q: %w within %v", s.Name, errTimeout, timeout)
-	timeout = cmp.Or(timeout, math.MaxInt64)
-	timer := time.AfterFunc(timeout, func() { cancel(silent) })
-	defer timer.Stop()
-	token := params.object("_meta").get("progressToken")
-	progress := func(m [][]byte) {
-		timer.Reset(timeout)
-		if !isNull(token) && caller.Notify != nil && ctx.Err() == nil {
-			caller.Notify("notifications/progress", object{
-				{"progressToken", token},
-				{"progress", m[1]},
-				{"message", quote(string(m[3]))},
-				{"total", m[2]},
-			})
-		}
-	}
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(timeout, math.MaxInt64), silent)
+	defer cancel()
 	var result object
 	var err error
 	done := make(chan struct{})
@@ -291,7 +276,7 @@ func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, para
 		defer close(done)
 		defer slot.release()
 		defer catch(s.log, &err)
-		result = shellResult(s.call(ctx, params.text("name"), params.get("arguments"), progress))
+		result = shellResult(s.call(ctx, params.text("name"), params.get("arguments")))
 	}()
 	if ended := waitFor(ctx, done); ended != nil {
 		return nil, ended
@@ -300,8 +285,7 @@ func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, para
 }
 
 // call runs one function until it ends, and returns its output.
-func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawMessage,
-	progress func(match [][]byte)) ([]byte, error) {
+func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawMessage) ([]byte, error) {
 	script, err := readScript(s.Source)
 	if err != nil {
 		return nil, err
@@ -310,7 +294,7 @@ func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawM
 	if err != nil {
 		return nil, err
 	}
-	return s.run(ctx, script, arguments, progress, args)
+	return s.run(ctx, script, arguments, args)
 }
 
 // introspect returns what the module offers. The shell checks the script's syntax before it
@@ -322,10 +306,10 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 	var functions []byte
 	script, err := readScript(s.Source)
 	if err == nil {
-		_, err = s.run(ctx, script, nil, nil, []string{"-n", s.Source})
+		_, err = s.run(ctx, script, nil, []string{"-n", s.Source})
 	}
 	if err == nil && script.docs != nil {
-		functions, err = s.run(ctx, script, nil, nil, script.listFunctions())
+		functions, err = s.run(ctx, script, nil, script.listFunctions())
 	}
 	switch {
 	case err == nil:
@@ -340,7 +324,7 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 // output. If the shell fails, the error is the last lines of stderr. When ctx ends, run ends
 // the shell and everything that it started; otherwise, background processes go on.
 func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte,
-	progress func(match [][]byte), args []string) (output []byte, err error) {
+	args []string) (output []byte, err error) {
 	if _, err := s.check(s.source); err != nil {
 		return nil, err
 	}
@@ -363,7 +347,7 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 			stdout.Close() // this ends the function
 		}
 	})
-	read.Go(func() { lastLines = s.readStderr(stderr, progress) })
+	read.Go(func() { lastLines = s.readStderr(stderr) })
 	err = c.wait(ctx, 0)
 	read.Wait()
 	go s.keep(c)
@@ -394,19 +378,14 @@ func (s *shellRunner) keep(c *child) {
 	c.end()
 }
 
-// readStderr passes the parts of lines of progress on, if progress is not nil, and other
-// lines to the log. It returns the last of the other lines.
-func (s *shellRunner) readStderr(pipe io.Reader, progress func(match [][]byte)) string {
+// readStderr logs each line that the shell writes to stderr, and returns the last lines.
+func (s *shellRunner) readStderr(pipe io.Reader) string {
 	var lastLines []string
 	lines := bufio.NewReaderSize(pipe, maxLoggedLine)
 	for {
 		raw, _, err := lines.ReadLine()
 		if err != nil {
 			return strings.Join(lastLines, "\n")
-		}
-		if m := shellProgress.FindSubmatch(raw); m != nil && progress != nil {
-			progress(m)
-			continue
 		}
 		line := strings.ToValidUTF8(string(raw), "\uFFFD")
 		s.log.Info("module output", "line", line)

@@ -28,8 +28,6 @@ var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
 	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w-]*)\s*(?:\(\)|\{)`)
-	shellNumber   = `(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?)`
-	shellProgress = regexp.MustCompile(`^::progress ` + shellNumber + `(?: ` + shellNumber + `)?(?: (.*))?$`)
 )
 
 // notMethods are commands that run their arguments. Some shells prefer them to a

@@ -21,7 +21,7 @@ func TestShellFunctions(t *testing.T) {
 	copyFiles(t, "testdata/shell", dir, "s.usher.sh")
 	d := daemonOptions{ownProcess: true, env: map[string]string{markVar: mark}}.start(t, dir)
 	c := connect(t, d.URL)
-	await(t, "the module", func() bool { return len(c.tools()) == 14 })
+	await(t, "the module", func() bool { return len(c.tools()) == 13 })
 	for _, tt := range []struct{ name, tool, arguments, want string }{
 		{"arguments in order", "args", `{"c":true,"a":"x y","b":{"k":[1]}}`,
 			`[./s.usher.sh][x y][{"k":[1]}][true]`},
@@ -50,13 +50,6 @@ func TestShellFunctions(t *testing.T) {
 			checkContains(t, "result", string(result)+resultText(members(result)), tt.want)
 		})
 	}
-	t.Run("progress", func(t *testing.T) {
-		a := c.ask("tools/call",
-			`{"name":"s_count","arguments":{"n":3},"_meta":{"progressToken":"p"}}`)
-		check(t, "messages", len(a.Events), 4)
-		checkContains(t, "the second", string(a.Events[1]),
-			`"progress":2,"message":"step 2","total":3`)
-	})
 	t.Run("cancelled", func(t *testing.T) {
 		stuck := make(chan answer, 1)
 		go func() {
@@ -83,8 +76,7 @@ func TestShellBackgroundEndsWithItsModule(t *testing.T) {
 	long(t)
 	need(t, "sh")
 	dir := t.TempDir()
-	const script = "echo ::progress 1 >&2\n# Leaves a process behind.\n" +
-		"forks() { while echo here; do sleep 0.1; done & echo $!; }\n"
+	const script = "# Leaves a process behind.\nforks() { while echo here; do sleep 0.1; done & echo $!; }\n"
 	write(t, dir+"/m.usher.sh", script)
 	c := connect(t, startDaemon(t, dir).URL)
 	c.awaitTools("m_forks")
