@@ -326,7 +326,7 @@ type schema struct {
 	Ref        string             `json:"$ref"` // only to Defs of the root
 	Defs       map[string]*schema `json:"$defs"`
 	Type       typeNames
-	Const      *any // nil for none
+	Const      *any // nil for none, or null
 	Enum       []any
 	Format     string // only date-time
 	Properties map[string]*schema
