@@ -152,7 +152,7 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 		listChanged: p.listsChanged,
 		partsLoaded: func(w *Worker, paths []string) { o.addParts(p, w, paths) },
 	})
-	l.Env = moduleEnv(p.Source, l.Env)
+	l.Env = append(slices.Clip(l.Env), insideOf(p.Source))
 	if err := startError(w.spawn(l, r.groups)); err != nil {
 		w.cancel()
 		return nil, err

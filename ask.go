@@ -142,7 +142,7 @@ func (c *suspendedCall) run() {
 	failed := c.err != nil || isTrue(c.result.get("isError"))
 	if failed && c.lacked != 0 {
 		c.result = nil
-		c.err = missingCapability(c.lacked)
+		c.err = c.lacked.errMissing(codeMissingCapability)
 	}
 	if c.asked > 0 {
 		c.all.asking.release(c.request.caller.Principal, 1)

@@ -455,9 +455,9 @@ func TestWaitingCommandSaysSo(t *testing.T) {
 func TestPrintedCurlWorks(t *testing.T) {
 	long(t)
 	need(t, "curl")
-	need(t, "python3")
 	dir, base := t.TempDir(), t.TempDir()
-	copyFiles(t, "testdata/python", dir, "forms.usher.py")
+	writeTools(t, dir+"/forms.usher", fakeTool{Name: "handle_all"},
+		fakeTool{Name: "handle_signed", Doc: "@signature github X_SIGNING_SECRET"})
 	d := daemonOptions{base: base, env: guarded}.startReady(t, dir)
 	_, line, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-base", base, dir),
 		"webhook: curl ")
@@ -466,7 +466,7 @@ func TestPrintedCurlWorks(t *testing.T) {
 	cmd.Env = append(os.Environ(), webhookSecretVar+"="+testSecret)
 	got, err := cmd.CombinedOutput()
 	must(t, err)
-	check(t, "curl "+line, strings.TrimSpace(string(got)), "it's")
+	checkContains(t, "curl "+line, string(got), `"rawBody":"{}"`)
 	checkContains(t, "usher modules", rest, "forms/handle_signed, signed by its sender\n")
 	d.stop(t)
 	daemonOptions{base: base}.start(t, dir, "-require-claim").awaitReady(t)

@@ -12,7 +12,6 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"math"
 	"net/http"
 	"runtime/debug"
@@ -159,65 +158,46 @@ func (c clientCaps) encode() json.RawMessage {
 	return list.encode()
 }
 
-// needsOf returns the capabilities that a client needs to answer a request. It returns
-// false for a method that clients don't answer.
-func needsOf(method string, params object) (needs clientCaps, ok bool) {
+// checkAsk returns an error, and the capabilities that are missing, unless a client with
+// these capabilities can answer a module's request.
+func (c clientCaps) checkAsk(method string, params object) (lacked clientCaps, err error) {
+	var needs clientCaps
 	switch method {
 	case "roots/list":
-		return capRoots, true
+		needs = capRoots
 	case "sampling/createMessage":
+		needs = capSampling
 		if params.get("tools") != nil {
-			return capSampling | capSamplingTools, true
+			needs |= capSamplingTools
 		}
-		return capSampling, true
 	case "elicitation/create":
+		needs = capElicitForm
 		if params.text("mode") == "url" {
-			return capElicitURL, true
+			needs = capElicitURL
 		}
-		return capElicitForm, true
+	default:
+		return 0, rpcErrorf(codeNoMethod, "unknown method %s", clipText(method, 100))
 	}
-	return 0, false
-}
-
-// checkAsk returns an error, and the capabilities that are missing, unless a client with
-// these capabilities can answer a request.
-func (c clientCaps) checkAsk(method string, params object) (lacked clientCaps, err error) {
-	needs, known := needsOf(method, params)
 	lacked = needs &^ c
-	switch {
-	case !known:
-		err = rpcErrorf(codeNoMethod, "unknown method %s", clipText(method, 100))
-	case lacked != 0:
-		err = errMissingCaps(lacked)
+	if lacked != 0 {
+		err = lacked.errMissing(codeNoMethod) // as the client itself would have answered
 	}
 	return lacked, err
 }
 
-// missingCapability returns the error for a client's request that needs capabilities
-// which the client did not declare.
-func missingCapability(lacked clientCaps) *rpcError {
-	e := errMissingCaps(lacked)
-	e.Code = codeMissingCapability
-	e.Data = object{{"requiredCapabilities", lacked.encode()}}.encode()
-	return e
-}
-
-// errMissingCaps returns the error for a module's request to a client that has not
-// declared these capabilities. The code is the one with which the client itself would
-// have answered.
-func errMissingCaps(lacked clientCaps) *rpcError {
-	code := codeNoMethod
-	if lacked&capElicitURL != 0 {
-		code = codeInvalidParams // client/elicitation, "Error Handling"
-	}
+// errMissing returns the error for a request that needs these capabilities of a client that
+// has not declared them.
+func (c clientCaps) errMissing(code int) *rpcError {
 	var names []string
 	for _, f := range capabilityForms {
-		if lacked&f.bit != 0 {
+		if c&f.bit != 0 {
 			names = append(names, strings.TrimSuffix(f.key+" ("+f.part+")", " ()"))
 		}
 	}
-	return rpcErrorf(code, "this tool asks its client for %s: use an MCP client that supports it",
+	e := rpcErrorf(code, "this tool asks its client for %s: use an MCP client that supports it",
 		strings.Join(names, ", "))
+	e.Data = object{{"requiredCapabilities", c.encode()}}.encode()
+	return e
 }
 
 // parseParams converts the params of a client's request to usher's own form. It returns the
@@ -227,19 +207,14 @@ func errMissingCaps(lacked clientCaps) *rpcError {
 // call another tool than the log reports, or use the progress token of another call.
 func parseParams(sent object) (params, identity object) {
 	params = sent.withoutLookalikes(knownParams)
-	ref := params.object("ref")
-	if clean := ref.withoutLookalikes(knownParams); len(clean) < len(ref) {
-		params = params.set("ref", clean.encode())
+	if ref := params.object("ref"); ref != nil {
+		params = params.set("ref", ref.withoutLookalikes(knownParams).encode())
 	}
-	meta := params.object("_meta")
-	identity = meta.withoutLookalikes(knownParams)
+	identity = params.object("_meta").withoutLookalikes(knownParams)
 	kept := slices.DeleteFunc(slices.Clone(identity), func(f member) bool {
 		return strings.HasPrefix(f.key, ownPrefix) || slices.Contains(identityKeys, f.key)
 	})
-	if len(kept) < len(meta) {
-		params = params.set("_meta", kept.encode())
-	}
-	return params, identity
+	return params.setMeta(kept), identity
 }
 
 // knownParams are the members that usher reads or sets in params, their ref and _meta.
@@ -253,17 +228,20 @@ var identityKeys = []string{metaProtocol, metaClientInfo, metaClientCaps, metaLo
 
 // withMeta returns params, or a result, with a key of its _meta set.
 func withMeta(params object, key string, value json.RawMessage) object {
-	return params.set("_meta", params.object("_meta").set(key, value).encode())
+	return params.setMeta(params.object("_meta").set(key, value))
 }
 
-// stripCallID returns params, or an empty object for none, without the id of the call,
-// which is not for clients.
-func stripCallID(params object) object {
-	meta := params.object("_meta").without(metaCall)
+// setMeta returns params with a _meta, or without one if it is empty.
+func (params object) setMeta(meta object) object {
 	if len(meta) == 0 {
 		return params.without("_meta")
 	}
 	return params.set("_meta", meta.encode())
+}
+
+// stripCallID returns params without the id of the call, which is not for clients.
+func stripCallID(params object) object {
+	return params.setMeta(params.object("_meta").without(metaCall))
 }
 
 // clientProfile is what a client states about itself.
@@ -309,15 +287,6 @@ func (result object) forClient(era eras, life string) object {
 		result = result.set("ttlMs", json.RawMessage(life)).set("cacheScope", quote("private"))
 	}
 	return withMeta(result, metaServerInfo, usherInfo())
-}
-
-// errorForClient converts an error for a client of an era.
-func errorForClient(err error, era eras) error {
-	rpc, ok := errors.AsType[*rpcError](err)
-	if !ok || era == stateful || rpc.Code != codeNoResource {
-		return err
-	}
-	return &rpcError{codeInvalidParams, rpc.Message, rpc.Data}
 }
 
 // rpcStatus returns the HTTP status for an error code. From MCP 2026-07-28 on
@@ -432,14 +401,12 @@ func sameNumber(header string, value json.RawMessage) bool {
 }
 
 // decodeHeader returns the text in a header's value. It decodes the base64 form that
-// clients use for text other than plain ASCII, and reports false if that is malformed or
-// other text is not ASCII.
+// clients use for text other than plain ASCII, and reports false if that is malformed.
 func decodeHeader(value string) (string, bool) {
-	plain := !strings.ContainsFunc(value, func(c rune) bool { return c < ' ' && c != '\t' || c > '~' })
 	encoded, begins := strings.CutPrefix(value, "=?base64?")
 	encoded, ends := strings.CutSuffix(encoded, "?=")
-	if !plain || !begins || !ends {
-		return value, plain
+	if !begins || !ends {
+		return value, true
 	}
 	text, err := base64.StdEncoding.Strict().DecodeString(encoded)
 	return string(text), err == nil

@@ -163,7 +163,6 @@ func TestParamHeadersMatch(t *testing.T) {
 		{`{"region":"eu"}`, "mcp-param-region: eu", true},
 		{`{"region":"eu"}`, "Mcp-Param-Region: EU", false},
 		{`{"region":"é"}`, "Mcp-Param-Region: =?base64?w6k=?=", true},
-		{`{"region":"é"}`, "Mcp-Param-Region: é", false},
 		{`{}`, "Mcp-Param-Region: eu", false},
 		{`{"n":42.0}`, "Mcp-Param-Number: 42", true},
 		{`{"n":9007199254740993}`, "Mcp-Param-Number: 9007199254740992", false},
@@ -255,6 +254,9 @@ func FuzzParseInitialize(f *testing.F) {
 // A header's value is the text that was encoded in it, and only one form encodes it.
 func FuzzDecodeHeader(f *testing.F) {
 	f.Fuzz(func(t *testing.T, value string) {
+		if strings.ContainsAny(value, "\r\n") {
+			return // no header has line breaks
+		}
 		got, ok := decodeHeader(value)
 		coded := strings.HasPrefix(value, "=?base64?") && strings.HasSuffix(value[9:], "?=")
 		switch {

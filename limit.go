@@ -43,14 +43,13 @@ const (
 
 	// process.go: calls of shell modules.
 	maxShellOutput = 4 << 20 // bytes of one call's result
-	shellTail      = 5       // lines of stderr in the error of one failed call
 
 	// worker.go: one process of a module.
 	maxWorkerLine = 64 << 20 // bytes of one message from a process
 	maxInput      = 16 << 20 // bytes queued for one process, behind the message being written
 	maxAsks       = 64       // unanswered asks of one process to clients of one principal
 	maxLoggedLine = 16 << 10 // bytes logged of one stray line, or of a traceback
-	tailLines     = 8        // lines of stderr in the error of one failed start
+	tailLines     = 8        // lines of stderr in the error of one failed start, or call of a shell function
 	maxList       = 16 << 20 // bytes of one list of a module
 
 	// pool.go: the processes of one module.
@@ -79,10 +78,6 @@ const (
 	maxInFlight   = 256  // requests in flight per principal, until their answers are written; and deliveries
 	maxStreams    = 16   // notification streams per session
 	maxStreamsOf  = 256  // notification streams per principal, listens included
-
-	// webhook.go: deliveries.
-	maxSignatures       = 16      // signatures compared per delivery
-	maxSignatureHeaders = 4 << 10 // bytes of the signature headers of one delivery
 )
 
 // counter counts what its keys use, in items or bytes. It forgets a key that uses nothing.

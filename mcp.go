@@ -186,7 +186,7 @@ func (r *request) answer() (result object, err error) {
 		result, err = r.method.run(r)
 	}
 	if err != nil {
-		return nil, errorForClient(err, r.from.session.era)
+		return nil, err
 	}
 	return result.forClient(r.from.session.era, r.method.life), nil
 }
@@ -215,9 +215,13 @@ func (r *request) checkHeaders(tool *Item) error {
 		return nil
 	}
 	arguments := r.params.object("arguments")
-	for name, header := range tool.Method.headerParams {
-		value := arguments.get(name)
-		if err := checkHeader(r.header, paramHeader+header, name, value); err != nil {
+	schema := tool.Method.schema()
+	for name := range schema.Properties {
+		header := schema.property(name).Header
+		if !headerToken.MatchString(header) { // clients omit tools with wrong headers
+			continue
+		}
+		if err := checkHeader(r.header, paramHeader+header, name, arguments.get(name)); err != nil {
 			return err
 		}
 	}
@@ -374,8 +378,10 @@ func (r *request) find() (*Item, error) {
 		e.Message += ": ambiguous, use one of " + itemNames(claimants)
 	}
 	if list == "resources" {
-		e.Code = codeNoResource
 		e.Data = object{{"uri", quote(name)}}.encode()
+		if r.from.session.era == stateful {
+			e.Code = codeNoResource
+		}
 	}
 	return nil, e
 }

@@ -48,7 +48,8 @@ type child struct {
 
 // wait waits until the process ends, and returns the error of cmd.Wait. When ctx ends, the
 // process has grace to end by itself; then wait ends the group. If the process can't be
-// killed, for example because it runs as another user, the error is ctx's.
+// killed, for example because it runs as another user, the error is ctx's. Readers of the
+// outputs then end soon, even if processes that continue keep the pipes open.
 func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	if waitFor(ctx, c.exited) != nil {
 		select {
@@ -57,10 +58,13 @@ func (c *child) wait(ctx context.Context, grace time.Duration) error {
 		}
 		c.end()
 	}
+	for _, f := range c.outputs {
+		f.SetReadDeadline(time.Now().Add(outputTimeout))
+	}
 	select {
 	case <-c.exited:
 		return c.err
-	case <-time.After(outputTimeout): // cmd.Wait may need a moment to read the output
+	default:
 		return ctx.Err()
 	}
 }
@@ -164,14 +168,6 @@ func (g *groups) startPiped(cmd *exec.Cmd) (*child, error) {
 	return c, err
 }
 
-// stopReading lets the readers of the outputs end soon, even if processes that continue
-// keep the pipes open.
-func (c *child) stopReading() {
-	for _, f := range c.outputs {
-		f.SetReadDeadline(time.Now().Add(outputTimeout))
-	}
-}
-
 // Close ends all processes that are left, and the guard.
 func (g *groups) Close() {
 	g.mu.Lock()
@@ -249,10 +245,10 @@ func environWithoutSecrets() []string {
 	})
 }
 
-// moduleEnv returns what a process of the module at source gets in addition: extra, and that
-// it runs inside of the module.
-func moduleEnv(source string, extra []string) []string {
-	return slices.Concat(extra, []string{nestedVar + "=" + os.Getenv(nestedVar) + "\n" + source})
+// insideOf returns the variable that tells a process that it runs inside of the module at
+// source.
+func insideOf(source string) string {
+	return nestedVar + "=" + os.Getenv(nestedVar) + "\n" + source
 }
 
 // ---- The shell
@@ -268,26 +264,11 @@ type shellRunner struct {
 
 // request calls the function that params name: see Worker.request. If ctx ends, request ends
 // the function and does not wait for its end; the call keeps its slot until then.
-func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, params object,
+func (s *shellRunner) request(ctx context.Context, _ Caller, _ string, params object,
 	timeout time.Duration, slot *slot[*Principal]) (object, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	silent := fmt.Errorf("module %q: %w within %v", s.Name, errTimeout, timeout)
-	timeout = cmp.Or(timeout, math.MaxInt64)
-	timer := time.AfterFunc(timeout, func() { cancel(silent) })
-	defer timer.Stop()
-	token := params.object("_meta").get("progressToken")
-	progress := func(m [][]byte) {
-		timer.Reset(timeout)
-		if !isNull(token) && caller.Notify != nil && ctx.Err() == nil {
-			caller.Notify("notifications/progress", object{
-				{"progressToken", token},
-				{"progress", m[1]},
-				{"message", quote(string(m[3]))},
-				{"total", m[2]},
-			})
-		}
-	}
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(timeout, math.MaxInt64), silent)
+	defer cancel()
 	var result object
 	var err error
 	done := make(chan struct{})
@@ -295,7 +276,7 @@ func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, para
 		defer close(done)
 		defer slot.release()
 		defer catch(s.log, &err)
-		result = s.call(ctx, params.text("name"), params.get("arguments"), progress)
+		result = shellResult(s.call(ctx, params.text("name"), params.get("arguments")))
 	}()
 	if ended := waitFor(ctx, done); ended != nil {
 		return nil, ended
@@ -303,20 +284,17 @@ func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, para
 	return result, err
 }
 
-// call runs one function until it ends, and returns the result of the call.
-func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawMessage,
-	progress func(match [][]byte)) object {
-	var args []string
-	var output []byte
-	var lastLines string
+// call runs one function until it ends, and returns its output.
+func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawMessage) ([]byte, error) {
 	script, err := readScript(s.Source)
-	if err == nil {
-		args, err = script.commandLine(name, arguments)
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		output, lastLines, err = s.run(ctx, script, arguments, progress, args)
+	args, err := script.commandLine(name, arguments)
+	if err != nil {
+		return nil, err
 	}
-	return shellResult(name, output, lastLines, err)
+	return s.run(ctx, script, arguments, args)
 }
 
 // introspect returns what the module offers. The shell checks the script's syntax before it
@@ -326,43 +304,42 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, slow)
 	defer cancel()
 	var functions []byte
-	var lastLines string
 	script, err := readScript(s.Source)
 	if err == nil {
-		_, lastLines, err = s.run(ctx, script, nil, nil, []string{"-n", s.Source})
+		_, err = s.run(ctx, script, nil, []string{"-n", s.Source})
 	}
-	if err == nil && len(script.names) > 0 {
-		functions, lastLines, err = s.run(ctx, script, nil, nil, script.listFunctions())
+	if err == nil && script.docs != nil {
+		functions, err = s.run(ctx, script, nil, script.listFunctions())
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		return script.manifest(strings.Fields(string(functions))), nil
-	}
-	if errors.Is(err, errUnapproved) {
+	case errors.Is(err, errUnapproved):
 		return nil, err
 	}
-	output := cmp.Or(lastLines, fmt.Sprintf("%s: %v", filepath.Base(s.Source), err))
-	return nil, processFault(s.Name, "can't be read", output)
+	return nil, processFault(s.Name, "can't be read", err.Error())
 }
 
-// run runs the shell until it ends, unless the script has lost its approval. It returns at
-// most one byte of output more than the limit, and the last lines of stderr. When ctx ends,
-// run ends the shell and everything that it started; otherwise, background processes go on.
+// run runs the shell until it ends, unless the script has lost its approval, and returns its
+// output. If the shell fails, the error is the last lines of stderr. When ctx ends, run ends
+// the shell and everything that it started; otherwise, background processes go on.
 func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte,
-	progress func(match [][]byte), args []string) (output []byte, lastLines string, err error) {
+	args []string) (output []byte, err error) {
 	if _, err := s.check(s.source); err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	cmd := exec.Command(script.shell, slices.Concat(script.options, args)...)
 	cmd.Dir = filepath.Dir(s.Source)
-	cmd.Env = moduleEnv(s.Source, nil)
+	cmd.Env = []string{insideOf(s.Source)}
 	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
 	cmd.Stdin = bytes.NewReader(input)
 	c, err := s.groups.startPiped(cmd)
 	if err != nil {
-		return nil, "", fmt.Errorf("starting %s: %s", script.shell, errText(err))
+		return nil, fmt.Errorf("starting %s: %s", script.shell, errText(err))
 	}
 	stdout := c.outputs[0]
 	stderr := c.outputs[1]
+	var lastLines string
 	var read sync.WaitGroup
 	read.Go(func() {
 		output, _ = io.ReadAll(io.LimitReader(stdout, maxShellOutput+1))
@@ -370,15 +347,20 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 			stdout.Close() // this ends the function
 		}
 	})
-	read.Go(func() { lastLines = s.readStderr(stderr, progress) })
+	read.Go(func() { lastLines = s.readStderr(stderr) })
 	err = c.wait(ctx, 0)
-	c.stopReading()
 	read.Wait()
 	go s.keep(c)
-	if ctx.Err() != nil {
+	_, failed := errors.AsType[*exec.ExitError](err)
+	switch {
+	case ctx.Err() != nil:
 		err = context.Cause(ctx)
+	case len(output) > maxShellOutput:
+		err = fmt.Errorf("the result is larger than %s", formatSize(maxShellOutput))
+	case failed:
+		err = errors.New(cmp.Or(lastLines, fmt.Sprintf("%s ended with %v", filepath.Base(s.Source), err)))
 	}
-	return output, lastLines, err
+	return output, err
 }
 
 // keep lets the background processes of a call go on until they end or the module is removed,
@@ -396,9 +378,8 @@ func (s *shellRunner) keep(c *child) {
 	c.end()
 }
 
-// readStderr passes the parts of lines of progress on, and other lines to the log. It returns
-// the last of the other lines.
-func (s *shellRunner) readStderr(pipe io.Reader, progress func(match [][]byte)) string {
+// readStderr logs each line that the shell writes to stderr, and returns the last lines.
+func (s *shellRunner) readStderr(pipe io.Reader) string {
 	var lastLines []string
 	lines := bufio.NewReaderSize(pipe, maxLoggedLine)
 	for {
@@ -406,14 +387,10 @@ func (s *shellRunner) readStderr(pipe io.Reader, progress func(match [][]byte)) 
 		if err != nil {
 			return strings.Join(lastLines, "\n")
 		}
-		if m := shellProgress.FindSubmatch(raw); m != nil {
-			progress(m)
-			continue
-		}
 		line := strings.ToValidUTF8(string(raw), "\uFFFD")
 		s.log.Info("module output", "line", line)
 		// The shell's own errors begin with the script's absolute path.
 		line = strings.ReplaceAll(line, filepath.Dir(s.Source)+string(filepath.Separator), "")
-		lastLines = append(lastLines[max(0, len(lastLines)-shellTail+1):], line)
+		lastLines = append(lastLines[max(0, len(lastLines)+1-tailLines):], line)
 	}
 }

@@ -43,12 +43,11 @@ type toolReport struct {
 	Params  string `json:"parameters,omitempty"` // their names
 	Webhook string `json:"webhook,omitempty"`    // its URL
 
-	// For the example command that delivers to the URL: whether webhooks are off, whether
-	// the sender must sign or needs the secret, and the arguments.
-	Off     bool   `json:"off,omitempty"`
-	Signed  bool   `json:"signed,omitempty"`
-	Secret  bool   `json:"secret,omitempty"`
-	Example string `json:"example,omitempty"`
+	// For the example command that delivers to the URL: whether webhooks are off, and whether
+	// the sender must sign or needs the secret.
+	Off    bool `json:"off,omitempty"`
+	Signed bool `json:"signed,omitempty"`
+	Secret bool `json:"secret,omitempty"`
 }
 
 // Summary returns the beginning of a list of the module's tools, for one line.
@@ -109,7 +108,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		tool := toolReport{
 			Name:   t.Name,
 			Method: t.Method.Name,
-			About:  t.Method.About(),
+			About:  firstSentence(t.Method.description),
 			Params: strings.Join(t.Method.Parameters, ", "),
 		}
 		receiver, others := whole.Hook(hook.HookPath)
@@ -118,8 +117,6 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 			tool.Off = daemon.WebhooksOff
 			tool.Signed = t.Method.Signature != ""
 			tool.Secret = daemon.Secret || a.getenv(webhookSecretVar) != ""
-			example := string(t.Method.exampleArguments())
-			tool.Example = strings.ReplaceAll(example, "'", `\u0027`) // for shells
 		}
 		l.Tools = append(l.Tools, tool)
 		if len(t.Name) > maxToolName {

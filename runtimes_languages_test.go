@@ -152,7 +152,7 @@ func TestLanguagesAreHostedAlike(t *testing.T) {
 				{"m_handleForm",
 					`{"text":"t","_webhook":{"headers":{"x-own":"forged"}}}`,
 					`{"text":"t","own":null}`},
-				{"m_add", `{"by":"2"}`, `parameter "by": want an integer, got a string`},
+				{"m_add", `{"by":"2"}`, `parameter "by": want integer, got string`},
 				{"m_crash", ``,
 					`module "m" crashed (exit status 3); the next call starts it again`},
 				{"m_add", ``, `{"count":1}`},

@@ -141,7 +141,7 @@ func TestSecretsStayHere(t *testing.T) {
 		t.Setenv(name, "1")
 	}
 	t.Setenv(nestedVar, "\n/m")
-	cmd := &exec.Cmd{Dir: "/d", Env: moduleEnv("/s p:", []string{"B=2"})}
+	cmd := &exec.Cmd{Dir: "/d", Env: []string{"B=2", insideOf("/s p:")}}
 	newGroups(slog.New(slog.DiscardHandler)).start(cmd) // there is no program to start
 	environ := strings.Join(cmd.Env, "\n")
 	checkContains(t, "environment", environ, "\nA_KEY=1\n", "\nB=2\n"+nestedVar+

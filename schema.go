@@ -29,15 +29,9 @@ type Method struct {
 
 	docTags
 
-	definition object                // of the MCP tool, without its name
-	schema     func() map[string]any // of the arguments, decoded at the first call
-
-	// headerParams are the parameters that a request repeats in a header
-	// Mcp-Param-HEADER, by their names (MCP 2026-07-28,
-	// basic/transports/streamable-http, "Custom Headers").
-	headerParams map[string]string
-
-	Parameters []string // their names
+	definition object         // of the MCP tool, without its name
+	schema     func() *schema // of the arguments, decoded at the first call; not nil
+	Parameters []string       // their names
 }
 
 // parseMethod parses an MCP tool definition of a module of the given kind. It removes the
@@ -46,34 +40,25 @@ type Method struct {
 func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem string) {
 	list := members(definition)
 	m = &Method{
-		Name:         list.text("name"),
-		docTags:      parseDoc(list.text("description"), kind),
-		headerParams: make(map[string]string),
+		Name:    list.text("name"),
+		docTags: parseDoc(list.text("description"), kind),
 	}
 	m.IsHook = m.IsHook || kind != kindConfig && strings.HasPrefix(m.Name, "handle")
-	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
-		m.IsHook = false // no webhook is better than one at another path
+	if err := checkHookPath(cmp.Or(m.Hook, m.Name)); err != nil && m.IsHook {
 		problem = fmt.Sprintf("%s: %v", m.Name, err)
 	}
-	schema := cleanSchema(list.get("inputSchema"), m.params, kind)
+	input := cleanSchema(list.get("inputSchema"), m.params, kind)
 	m.definition = list.without("name", "description")
 	if m.description != "" {
 		m.definition = m.definition.set("description", quote(m.description))
 	}
-	m.definition = m.definition.set("inputSchema", schema)
+	m.definition = m.definition.set("inputSchema", input)
 	if len(m.annotations) > 0 {
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
-	m.schema = sync.OnceValue(func() (decoded map[string]any) {
-		_ = json.Unmarshal(schema, &decoded) // if nested too deeply, it accepts any arguments
-		return decoded
-	})
-	for _, property := range members(field(schema, "properties")) {
+	m.schema = sync.OnceValue(func() *schema { return decodeSchema(input) })
+	for _, property := range members(field(input, "properties")) {
 		m.Parameters = append(m.Parameters, property.key)
-		header := stringField(property.value, "x-mcp-header")
-		if headerToken.MatchString(header) { // clients omit tools with wrong headers
-			m.headerParams[property.key] = header
-		}
 	}
 	return m, problem
 }
@@ -89,16 +74,6 @@ func checkHookPath(hook string) error {
 			"want a path of A-Z a-z 0-9 . _ ~ / - with no empty, . or .. parts", hook)
 	}
 	return nil
-}
-
-// paramTypes returns the types of a top-level parameter: nil if there is no such parameter,
-// empty if it can have any type.
-func (m *Method) paramTypes(name string) []string {
-	property := objectIn(objectIn(m.schema(), "properties"), name)
-	if property == nil {
-		return nil
-	}
-	return append([]string{}, textList(property["type"])...)
 }
 
 // toolJSON returns the definition of the MCP tool, with its name in a view.
@@ -117,14 +92,13 @@ func (m *Method) appURI() string {
 // them.
 func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMessage {
 	list := members(schema)
-	props := members(list.get("properties")).without(webhookParam)
+	props := list.object("properties")
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
-	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
 	untyped := kind == kindNode || kind == kindShell
 	for _, d := range docs {
 		own := props.get(d.name)
-		if own == nil && (!untyped || d.name == webhookParam) {
+		if own == nil && !untyped {
 			continue
 		}
 		if own == nil && !d.optional {
@@ -132,7 +106,8 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 		}
 		props = props.set(d.name, documented(own, d))
 	}
-	list = list.without("required").set("properties", props.encode())
+	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
+	list = list.without("required").set("properties", props.without(webhookParam).encode())
 	if len(required) > 0 {
 		list = list.set("required", marshal(required))
 	}
@@ -144,7 +119,7 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own := members(schema)
 	if len(own.without("description", "default")) == 0 {
-		own = append(members(docType(d.kind)), own...)
+		own = append(docType(d.kind), own...)
 	}
 	if d.defaultValue != nil && own.get("default") == nil {
 		own = own.set("default", d.defaultValue)
@@ -155,29 +130,22 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	return own.encode()
 }
 
-// typeExamples maps the JSON Schema types that @param can name to example values.
-var typeExamples = map[string]any{
-	"string":  "text",
-	"object":  struct{}{},
-	"array":   []any{},
-	"boolean": true,
-	"integer": 1,
-	"number":  1,
-}
+// docTypes are the JSON Schema types that @param can name.
+var docTypes = []string{"string", "object", "array", "boolean", "integer", "number"}
 
-// docType returns the schema of a type in @param; {} if the type is unknown.
-func docType(s string) json.RawMessage {
+// docType returns the schema of a type in @param; an empty one if the type is unknown.
+func docType(s string) object {
 	s = strings.TrimSpace(s)
 	if literals := parseLiterals(s); literals != nil {
-		return object{{"enum", marshal(literals)}}.encode()
+		return object{{"enum", marshal(literals)}}
 	}
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
-		return object{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}}.encode()
+		return object{{"type", quote("array")}, {"items", docType(inner).encode()}}
 	}
-	if name := strings.ToLower(s); typeExamples[name] != nil {
-		return object{{"type", quote(name)}}.encode()
+	if name := strings.ToLower(s); slices.Contains(docTypes, name) {
+		return object{{"type", quote(name)}}
 	}
-	return json.RawMessage(`{}`)
+	return nil
 }
 
 // parseLiterals returns the JSON of the literals in a union such as ('x'|'y'), or nil if s
@@ -304,9 +272,6 @@ func parseParam(tag string) (paramDoc, bool) {
 
 var sentenceEnd = regexp.MustCompile(`[.!?]( |$)`)
 
-// About returns the first sentence of the method's description.
-func (m *Method) About() string { return firstSentence(m.description) }
-
 // firstSentence returns the first sentence of a text, on one line.
 func firstSentence(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
@@ -355,58 +320,104 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 	return members(arguments).without(c.omitted...).encode(), nil
 }
 
-// exampleArguments returns arguments with a value for each required parameter.
-func (m *Method) exampleArguments() json.RawMessage {
-	arguments := make(map[string]any)
-	for _, name := range textList(m.schema()["required"]) {
-		property := objectIn(objectIn(m.schema(), "properties"), name)
-		types := append(textList(property["type"]), "object")
-		arguments[name] = typeExamples[types[0]]
-		if enum, _ := property["enum"].([]any); len(enum) > 0 {
-			arguments[name] = enum[0]
-		}
+// schema contains the keywords of a JSON Schema that usher reads. It accepts any value if it
+// is nil, or was not an object. A keyword with a malformed value counts as absent.
+type schema struct {
+	Ref        string             `json:"$ref"` // only to Defs of the root
+	Defs       map[string]*schema `json:"$defs"`
+	Type       typeNames
+	Const      *any // nil for none, or null
+	Enum       []any
+	Format     string // only date-time
+	Properties map[string]*schema
+	Required   []string
+	Additional additionalSchema `json:"additionalProperties"`
+	Items      *schema
+	AnyOf      []*schema
+	OneOf      []*schema // as AnyOf, and only without it
+
+	// Header is the rest of the name of a header Mcp-Param-HEADER, in which requests repeat
+	// this parameter (MCP 2026-07-28, basic/transports/streamable-http, "Custom Headers").
+	Header string `json:"x-mcp-header"`
+}
+
+// decodeSchema decodes a schema. If it is nested too deeply, it accepts any value.
+func decodeSchema(raw json.RawMessage) *schema {
+	s := &schema{}
+	_ = json.Unmarshal(raw, s) // omits what is malformed
+	return s
+}
+
+// typeNames are the names of types; in JSON, one name is a string.
+type typeNames []string
+
+// UnmarshalJSON never returns an error, which would end the decoding of the whole schema.
+func (t *typeNames) UnmarshalJSON(raw []byte) error {
+	if name, ok := unquote(raw); ok {
+		*t = typeNames{name}
+		return nil
 	}
-	return marshal(arguments)
+	_ = json.Unmarshal(raw, (*[]string)(t))
+	return nil
 }
 
-// objectIn returns the member key of a decoded schema, or nil if it is not an object.
-func objectIn(schema map[string]any, key string) map[string]any {
-	inner, _ := schema[key].(map[string]any)
-	return inner
+// additionalSchema is the schema of undeclared properties.
+type additionalSchema struct {
+	*schema
+	forbidden bool // there must be none
 }
 
-// argumentCheck checks the arguments of one call against these keywords of JSON Schema: type,
-// enum, const, format (only date-time), properties, required, additionalProperties, items,
-// anyOf, oneOf (as anyOf, and only without it) and $ref (only to $defs). It ignores others.
-//
-// Schemas are decoded by encoding/json; a schema that is not an object accepts any value.
-// Because of left and depth, a check always terminates, even if a $ref leads to itself.
+// UnmarshalJSON never returns an error: see typeNames.
+func (a *additionalSchema) UnmarshalJSON(raw []byte) error {
+	a.forbidden = string(raw) == "false"
+	_ = json.Unmarshal(raw, &a.schema)
+	return nil
+}
+
+// property returns the schema of a property. It is empty, not nil, if there is none.
+func (s *schema) property(name string) *schema { return cmp.Or(s.Properties[name], &schema{}) }
+
+// values returns the values that a schema lists, or nil if it lists none.
+func (s *schema) values() []any {
+	if s.Const != nil {
+		return []any{*s.Const}
+	}
+	return s.Enum
+}
+
+// alternatives returns the schemas of which a value must fit one.
+func (s *schema) alternatives() []*schema {
+	if s.AnyOf != nil {
+		return s.AnyOf
+	}
+	return s.OneOf
+}
+
+// argumentCheck checks the arguments of one call. Because of left and depth, a check always
+// terminates, even if a $ref leads to itself.
 type argumentCheck struct {
-	root    map[string]any
+	root    *schema
 	left    int      // bytes to be read before giving up; alternatives could take forever
 	depth   int      // of nested calls of value
 	omitted []string // top-level parameters that count as omitted
 }
 
-// resolve returns a schema, or the one that its $ref leads to. It returns nil for a schema
-// that is not an object.
-func (c *argumentCheck) resolve(schema any) map[string]any {
-	s, _ := schema.(map[string]any)
-	for s["$ref"] != nil && c.left >= 0 {
+// resolve returns a schema, or the one that its $ref leads to, which may be nil.
+func (c *argumentCheck) resolve(s *schema) *schema {
+	for s != nil && s.Ref != "" && c.left >= 0 {
 		c.left--
-		ref, _ := s["$ref"].(string)
-		s = objectIn(objectIn(c.root, "$defs"), strings.TrimPrefix(ref, "#/$defs/"))
+		s = c.root.Defs[strings.TrimPrefix(s.Ref, "#/$defs/")]
 	}
 	return s
 }
 
 // value checks a value against a schema.
-func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError {
+func (c *argumentCheck) value(s *schema, value json.RawMessage) *argumentError {
 	c.left -= len(value) + 1
 	if c.depth == maxCheckDepth {
 		c.left = -1
 	}
-	s := c.resolve(schema)
+	s = c.resolve(s)
 	switch {
 	case c.left < 0:
 		return &argumentError{text: func() string { return " is too complex to check" }}
@@ -425,7 +436,7 @@ func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError 
 		return c.object(s, value)
 	case '[':
 		for i, item := range items(value) {
-			if wrong := c.value(s["items"], item); wrong != nil {
+			if wrong := c.value(s.Items, item); wrong != nil {
 				return wrong.at(strconv.Itoa(i))
 			}
 		}
@@ -435,39 +446,39 @@ func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError 
 
 // misfit returns the error for a value that a schema does not accept. It does not repeat the
 // value, which may be secret.
-func (c *argumentCheck) misfit(s map[string]any, value json.RawMessage) *argumentError {
+func (c *argumentCheck) misfit(s *schema, value json.RawMessage) *argumentError {
 	return &argumentError{text: func() string {
 		want := ": want " + c.wanted(s)
-		if enumOf(s) != nil || s["format"] != nil {
+		if s.values() != nil || s.Format != "" {
 			return want
 		}
-		return want + ", got " + withArticles([]string{jsonType(value)})
+		return want + ", got " + jsonType(value)
 	}}
 }
 
 // wanted describes the values that a schema accepts. Call it only if the check of a value
 // against the schema ended: else it may not end.
-func (c *argumentCheck) wanted(schema any) string {
-	s := c.resolve(schema)
-	if enum := enumOf(s); enum != nil {
+func (c *argumentCheck) wanted(s *schema) string {
+	s = c.resolve(s)
+	if enum := s.values(); enum != nil {
 		text := strings.Trim(string(marshal(enum)), "[]")
 		if len(enum) == 1 {
 			return text
 		}
 		return "one of " + text
 	}
-	if s["format"] == "date-time" {
+	if s.Format == "date-time" {
 		return "a time such as 2006-01-02T15:04:05Z"
 	}
-	if types := textList(s["type"]); types != nil {
-		text := withArticles(types)
-		if required := textList(s["required"]); required != nil {
-			text += " with " + strings.Join(required, ", ")
+	if s.Type != nil {
+		text := strings.Join(s.Type, " or ")
+		if s.Required != nil {
+			text += " with " + strings.Join(s.Required, ", ")
 		}
 		return text
 	}
 	var list []string
-	for _, one := range alternativesOf(s) {
+	for _, one := range s.alternatives() {
 		if want := c.wanted(one); !slices.Contains(list, want) {
 			list = append(list, want)
 		}
@@ -477,8 +488,8 @@ func (c *argumentCheck) wanted(schema any) string {
 
 // alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits, but
 // only one accepts a value of this type, the error is about the member that it refuses.
-func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) *argumentError {
-	list := alternativesOf(s)
+func (c *argumentCheck) alternatives(s *schema, value json.RawMessage) *argumentError {
+	list := s.alternatives()
 	var inside []*argumentError
 	for _, one := range list {
 		wrong := c.value(one, value)
@@ -499,50 +510,47 @@ func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) *a
 }
 
 // object checks the members of an object, missing ones last.
-func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumentError {
+func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError {
 	list := members(value)
-	properties := objectIn(s, "properties")
-	required := textList(s["required"])
 	for _, f := range list {
-		property, declared := properties[f.key]
-		if !declared && f.key != webhookParam {
-			property = s["additionalProperties"]
+		property, declared := s.Properties[f.key]
+		additional := !declared && f.key != webhookParam
+		if additional {
+			property = s.Additional.schema
 		}
-		if property == false || isMisspelt(properties, f.key) {
+		if additional && s.Additional.forbidden || s.isMisspelt(f.key) {
 			return &argumentError{[]string{f.key}, func() string {
-				return " is unknown: want " + strings.Join(sortedKeys(properties), ", ")
+				return " is unknown: want " + strings.Join(sortedKeys(s.Properties), ", ")
 			}}
 		}
 		wrong := c.value(property, f.value)
 		switch {
 		case wrong == nil:
-		case !declared || string(f.value) != "null" || slices.Contains(required, f.key):
+		case !declared || string(f.value) != "null" || slices.Contains(s.Required, f.key):
 			return wrong.at(f.key)
 		case c.depth == 1:
 			c.omitted = append(c.omitted, f.key)
 		}
 	}
-	for _, name := range required {
+	for _, name := range s.Required {
 		if list.get(name) != nil {
 			continue
 		}
 		return &argumentError{[]string{name}, func() string {
-			if types := textList(objectIn(properties, name)["type"]); types != nil {
-				return " is required: " + withArticles(types)
-			}
-			return " is required"
+			types := strings.Join(s.property(name).Type, " or ")
+			return strings.TrimSuffix(" is required: "+types, ": ")
 		}}
 	}
 	return nil
 }
 
-// isMisspelt reports whether a key differs from a declared one only in case. Go would decode
-// the one as the other, although only the other was checked.
-func isMisspelt(properties map[string]any, key string) bool {
-	if _, declared := properties[key]; declared {
+// isMisspelt reports whether a key differs from a declared property only in case. Go would
+// decode the one as the other, although only the other was checked.
+func (s *schema) isMisspelt(key string) bool {
+	if _, declared := s.Properties[key]; declared {
 		return false
 	}
-	for name := range properties {
+	for name := range s.Properties {
 		if strings.EqualFold(name, key) {
 			return true
 		}
@@ -550,34 +558,15 @@ func isMisspelt(properties map[string]any, key string) bool {
 	return false
 }
 
-// alternativesOf returns the schemas of which a value must fit one.
-func alternativesOf(s map[string]any) []any {
-	list, ok := s["anyOf"].([]any)
-	if !ok {
-		list, _ = s["oneOf"].([]any)
-	}
-	return list
-}
-
-// enumOf returns the values that a schema lists, or nil if it lists none.
-func enumOf(s map[string]any) []any {
-	if value, ok := s["const"]; ok {
-		return []any{value}
-	}
-	enum, _ := s["enum"].([]any)
-	return enum
-}
-
 // matches reports whether a value has the type, the format and, if a schema lists values,
 // one of the values of the schema. It does not look at alternatives, members and items.
-func matches(s map[string]any, value json.RawMessage) bool {
-	types := textList(s["type"])
+func matches(s *schema, value json.RawMessage) bool {
 	kind := jsonType(value)
-	isNumber := kind == "integer" && slices.Contains(types, "number")
-	if types != nil && !isNumber && !slices.Contains(types, kind) {
+	isNumber := kind == "integer" && slices.Contains(s.Type, "number")
+	if s.Type != nil && !isNumber && !slices.Contains(s.Type, kind) {
 		return false
 	}
-	if enum := enumOf(s); enum != nil {
+	if enum := s.values(); enum != nil {
 		var decoded any
 		err := json.Unmarshal(value, &decoded) // fails if a number is too large
 		isEqual := func(one any) bool { return reflect.DeepEqual(one, decoded) }
@@ -585,34 +574,12 @@ func matches(s map[string]any, value json.RawMessage) bool {
 			return false
 		}
 	}
-	if s["format"] == "date-time" {
+	if s.Format == "date-time" {
 		text, _ := unquote(value)
 		_, err := time.Parse(time.RFC3339, text)
 		return err == nil
 	}
 	return true
-}
-
-// textList returns the strings of a decoded schema's member: a string, or a list of them.
-func textList(value any) []string {
-	if text, ok := value.(string); ok {
-		return []string{text}
-	}
-	list, _ := value.([]any)
-	var texts []string
-	for _, item := range list {
-		if text, ok := item.(string); ok {
-			texts = append(texts, text)
-		}
-	}
-	return texts
-}
-
-var articles = strings.NewReplacer("a i", "an i", "a o", "an o", "a a", "an a", "a null", "null")
-
-// withArticles returns the names of types with articles, such as "a string or an array".
-func withArticles(types []string) string {
-	return articles.Replace("a " + strings.Join(types, " or a "))
 }
 
 // jsonTypes maps the first byte of a JSON value to its JSON Schema type, except for

@@ -6,11 +6,9 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -23,16 +21,13 @@ type shellScript struct {
 	shell   string   // the program
 	options []string // of the shell, from the script's first line
 	about   string
-	names   []string          // of the functions with a comment, in order
-	docs    map[string]string // their comments, by name
+	docs    object // the comments of functions, by name
 }
 
 var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
 	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w-]*)\s*(?:\(\)|\{)`)
-	shellNumber   = `(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?)`
-	shellProgress = regexp.MustCompile(`^::progress ` + shellNumber + `(?: ` + shellNumber + `)?(?: (.*))?$`)
 )
 
 // notMethods are commands that run their arguments. Some shells prefer them to a
@@ -50,7 +45,7 @@ func readScript(path string) (*shellScript, error) {
 	if strings.Contains(text, "\r\n") {
 		return nil, errors.New(`its lines end with \r\n: end them with \n`)
 	}
-	s := &shellScript{path: path, shell: "sh", docs: make(map[string]string)}
+	s := &shellScript{path: path, shell: "sh"}
 	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
 		m := shellLine.FindStringSubmatch(first)
 		if m == nil {
@@ -69,9 +64,8 @@ func readScript(path string) (*shellScript, error) {
 		}
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
-			s.names = append(s.names, m[1])
-			s.docs[m[1]] = doc
-		} else if s.about == "" && len(s.names) == 0 {
+			s.docs = s.docs.set(m[1], quote(doc))
+		} else if s.about == "" && s.docs == nil {
 			s.about = doc
 		}
 		comment = nil
@@ -83,15 +77,19 @@ func readScript(path string) (*shellScript, error) {
 // the shell has read the script. Reserved words, for example, and text in a here-document
 // are none.
 func (s *shellScript) listFunctions() []string {
-	program := isFunction + `. "$0" >&2 && for usher_name in ` + strings.Join(s.names, " ") +
-		"; do if usher_is $usher_name; then command echo $usher_name; fi; done"
+	program := isFunction + `. "$0" >&2 && for usher_name in`
+	for _, f := range s.docs {
+		program += " " + f.key
+	}
+	program += "; do if usher_is $usher_name; then command echo $usher_name; fi; done"
 	return []string{"-c", program, s.path}
 }
 
 // manifest returns what the module offers, if these names are functions.
 func (s *shellScript) manifest(functions []string) *manifest {
 	m := &manifest{About: firstSentence(s.about), Lists: make(map[string][]json.RawMessage)}
-	for _, name := range s.names {
+	for _, f := range s.docs {
+		name := f.key
 		if !slices.Contains(functions, name) || slices.Contains(notMethods, name) {
 			problem := "%s: %s can't call a function of this name: rename it"
 			m.Problems = append(m.Problems, fmt.Sprintf(problem, name, filepath.Base(s.shell)))
@@ -99,7 +97,7 @@ func (s *shellScript) manifest(functions []string) *manifest {
 		}
 		m.Lists["tools"] = append(m.Lists["tools"], object{
 			{"name", quote(name)},
-			{"description", quote(s.docs[name])},
+			{"description", f.value},
 			{"inputSchema", json.RawMessage(`{"type":"object"}`)},
 		}.encode())
 	}
@@ -118,7 +116,7 @@ const isFunction = `usher_is() {
 
 // commandLine returns the arguments of the shell for a call of a function.
 func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]string, error) {
-	doc, ok := s.docs[name]
+	doc, ok := unquote(s.docs.get(name))
 	if !ok {
 		return nil, fmt.Errorf("no method %q", name)
 	}
@@ -134,9 +132,6 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 		if !ok { // other values are JSON, and omitted ones ""
 			text = strings.TrimPrefix(string(oneLine(value)), "null")
 		}
-		if strings.Contains(text, "\x00") {
-			return nil, fmt.Errorf("parameter %q contains U+0000: remove it", p.name)
-		}
 		args = append(args, text) // $1, $2, … as documented
 	}
 	return args, nil
@@ -144,15 +139,10 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 
 // shellResult returns the result of a call of a function: its output, as an object if it is
 // one, else as text.
-func shellResult(name string, output []byte, lastLines string, err error) object {
-	_, ended := errors.AsType[*exec.ExitError](err)
+func shellResult(output []byte, err error) object {
 	text := strings.ToValidUTF8(strings.TrimRight(string(output), "\n"), "\uFFFD")
 	value := json.RawMessage(text)
 	switch {
-	case len(output) > maxShellOutput:
-		return failure(fmt.Sprintf("the result is larger than %s", formatSize(maxShellOutput)))
-	case ended:
-		return failure(cmp.Or(lastLines, fmt.Sprintf("%s ended with %s", name, err)))
 	case err != nil:
 		return failure(errText(err))
 	case text == "":

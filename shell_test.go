@@ -21,7 +21,7 @@ func TestShellFunctions(t *testing.T) {
 	copyFiles(t, "testdata/shell", dir, "s.usher.sh")
 	d := daemonOptions{ownProcess: true, env: map[string]string{markVar: mark}}.start(t, dir)
 	c := connect(t, d.URL)
-	await(t, "the module", func() bool { return len(c.tools()) == 14 })
+	await(t, "the module", func() bool { return len(c.tools()) == 13 })
 	for _, tt := range []struct{ name, tool, arguments, want string }{
 		{"arguments in order", "args", `{"c":true,"a":"x y","b":{"k":[1]}}`,
 			`[./s.usher.sh][x y][{"k":[1]}][true]`},
@@ -36,27 +36,20 @@ func TestShellFunctions(t *testing.T) {
 		{"its file", "file", ``, "BASH_SOURCE s.usher.sh"},
 		{"nothing", "nothing", ``, `{"content":[]}`},
 		{"the last lines of a failure", "fail", ``, "5\n6\n7\n8\n9"},
-		{"a failure without a word", "mute", ``, "mute ended with exit status 4"},
+		{"a failure without a word", "mute", ``, "s.usher.sh ended with exit status 4"},
 		{"a flood", "flood", ``, "larger than 4 MiB"},
 		{"a process left behind", "forks", `{"unread":"` +
 			strings.Repeat("x", 200_000) + `"}`, "done"},
 		{"all memory", "hog", ``, `"isError":true`},
 		{"an argument that is too long", "args", `{"a":"` + strings.Repeat("x", 200_000) + `"}`,
 			"argument list too long"},
-		{"a NUL", "args", `{"a":"x\u0000y"}`, `parameter "a" contains U+0000`},
+		{"a NUL", "args", `{"a":"x\u0000y"}`, `invalid argument`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			result := c.call("s_"+tt.tool, tt.arguments).result()
 			checkContains(t, "result", string(result)+resultText(members(result)), tt.want)
 		})
 	}
-	t.Run("progress", func(t *testing.T) {
-		a := c.ask("tools/call",
-			`{"name":"s_count","arguments":{"n":3},"_meta":{"progressToken":"p"}}`)
-		check(t, "messages", len(a.Events), 4)
-		checkContains(t, "the second", string(a.Events[1]),
-			`"progress":2,"message":"step 2","total":3`)
-	})
 	t.Run("cancelled", func(t *testing.T) {
 		stuck := make(chan answer, 1)
 		go func() {
@@ -163,9 +156,9 @@ func TestShellOptions(t *testing.T) {
 	const script = "\n\n# Deploys.\n# @param {string} text what\ndeploy() { false; echo DEPLOYED; }\n"
 	for first, want := range map[string]string{
 		"#!/bin/bash":                          "DEPLOYED",
-		"#!/bin/bash -eu":                      "deploy ended with exit status 1",
-		"#!/bin/bash -o errexit -":             "deploy ended with exit status 1",
-		"#!/usr/bin/env -S bash -euo pipefail": "deploy ended with exit status 1",
+		"#!/bin/bash -eu":                      "m.usher.sh ended with exit status 1",
+		"#!/bin/bash -o errexit -":             "m.usher.sh ended with exit status 1",
+		"#!/usr/bin/env -S bash -euo pipefail": "m.usher.sh ended with exit status 1",
 	} {
 		dir := t.TempDir()
 		write(t, dir+"/m.usher.sh", first+script)

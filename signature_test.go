@@ -157,15 +157,10 @@ func TestNearlySignedIsUnsigned(t *testing.T) {
 	for scheme, rows := range map[string]map[bool]rows{
 		"github": {
 			true: {
-				"the sixteenth": strings.Repeat(hub+"0\n", 15) + good["github"][0],
-				"in 4 KiB of headers": good["github"][0] + "\nX-Slack-Signature: " +
-					strings.Repeat("0", 4<<10-71),
+				"the second": hub + "0\n" + good["github"][0],
 			},
 			false: {
-				"no prefix":       "X-Hub-Signature-256: " + gitHub,
-				"the seventeenth": strings.Repeat(hub+"0\n", 16) + good["github"][0],
-				"in more than 4 KiB": good["github"][0] + "\nX-Slack-Signature: " +
-					strings.Repeat("0", 4<<10-70),
+				"no prefix":        "X-Hub-Signature-256: " + gitHub,
 				"another scheme's": good["stripe"][0],
 			},
 		},
@@ -321,8 +316,7 @@ func TestSignatureOrSecret(t *testing.T) {
 								if unknown {
 									why = "no valid secret or accepted signature"
 								}
-								to := "path=m/handle_" + scheme +
-									" module=m method=handle_" + scheme
+								to := "path=m/handle_" + scheme
 								checkContains(t, what+": the log", line, to, why, "status=401")
 								continue
 							}
@@ -457,9 +451,8 @@ func FuzzSignatureHeaders(f *testing.F) {
 			}
 			h.Set(name, value)
 		}
-		small := signatureSize(h) <= maxSignatureHeaders
-		if isSigned(scheme, signatureKeys[scheme], h, body, now) != small {
-			t.Errorf("%s: %q: want it good for %q: %v", scheme, h, body, small)
+		if !isSigned(scheme, signatureKeys[scheme], h, body, now) {
+			t.Errorf("%s: %q: want it good for %q", scheme, h, body)
 		}
 		if isSigned(scheme, signatureKeys[scheme], h, append(slices.Clone(body), 'x'), now) {
 			t.Errorf("%s: %q is good for a longer body", scheme, h)

@@ -641,9 +641,9 @@ func (c *fakeCall) requireInput() []byte {
 	caps := parseClientCaps(members(field(field(c.params, "_meta"), metaClientCaps)))
 	var requests object
 	for i, wish := range a.Asks {
-		needs, _ := needsOf(wish.Method, members(wish.Params))
-		if lacked := needs &^ caps; lacked != 0 && !a.Bold {
-			return encodeError(c.id, missingCapability(lacked))
+		lacked, _ := caps.checkAsk(wish.Method, members(wish.Params))
+		if lacked != 0 && !a.Bold {
+			return encodeError(c.id, lacked.errMissing(codeMissingCapability))
 		}
 		params := wish.Params
 		if params == nil {

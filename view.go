@@ -331,9 +331,6 @@ func itemNames(items []*Item) string {
 	return strings.Join(names, ", ")
 }
 
-// ChecksArguments reports whether Call checks arguments, instead of the module itself.
-func (i *Item) ChecksArguments() bool { return i.Method != nil && i.module.Kind.singleFile() }
-
 // Call sends a request about the item to its module, with the module's own name for it in
 // params. The error is an *argumentError if the arguments are invalid. It is errRetired if
 // the module was replaced after the view was made, or its file has changed; then nothing was
@@ -349,8 +346,9 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 	default:
 		params = params.set("name", quote(i.ownName))
 	}
-	checked := i.ChecksArguments()
-	if checked {
+	// A hosted program checks its arguments itself, but senders can't read errors of MCP.
+	own := i.Method != nil && i.module.Kind.singleFile()
+	if own || i.Method != nil && from.Principal == senders {
 		arguments, err := i.Method.checkArguments(params.get("arguments"))
 		if err != nil {
 			return nil, err
@@ -358,7 +356,7 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 		params = params.set("arguments", arguments)
 	}
 	result, err := i.module.pool.call(ctx, from, method, params)
-	if err == nil && checked {
+	if err == nil && own {
 		result = methodResult(result)
 	}
 	return result, err

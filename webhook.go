@@ -59,19 +59,16 @@ type Webhooks struct {
 
 // delivery is one request on its way to a method. receive fills it in, step by step.
 type delivery struct {
-	request       *http.Request
-	id            string
-	path          string // below webhookPrefix
-	received      time.Time
-	hasSecret     bool   // the secret is right, or none is needed
-	authenticated bool   // by the secret or a signature, or because neither is needed
-	kind          string // of the body: see parseType
-	boundary      string
-	body          []byte
-	held          *reservation   // of body and arguments; nil until body is set
-	tool          *Item          // whose method is called; nil until it is found
-	rule          *signatureRule // of the method; nil for none
-	status        int            // of the answer
+	request   *http.Request
+	id        string
+	path      string // below webhookPrefix
+	received  time.Time
+	hasSecret bool // the secret is right, or none is needed
+	body      []byte
+	held      *reservation   // of body and arguments; nil until body is set
+	tool      *Item          // whose method is called; nil until it is found
+	rule      *signatureRule // of the method; nil for none
+	status    int            // of the answer
 }
 
 // serve answers a request for a path below webhookPrefix, and logs it. The caller has
@@ -87,9 +84,6 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	// The fields of d say how far the delivery came, so the log needs no step of its own.
 	err := h.deliver(w, d)
 	took := time.Since(d.received).Round(10 * time.Microsecond)
-	if d.tool == nil { // refused before usher looked for the tool
-		d.tool, _ = h.modules.View(scopeAll()).Hook(d.path)
-	}
 	args := []any{"id", d.id, "path", clipText(d.path, maxLogged)}
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
@@ -117,7 +111,7 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 		defer d.held.end()
 	}
 	// A lack of room says nothing about what exists, and passes, so the sender should try again.
-	if err != nil && err != errNoRoom && !d.authenticated {
+	if err != nil && err != errNoRoom && !d.hasSecret {
 		return httpErrorf(http.StatusUnauthorized,
 			"the webhook secret is missing or wrong: send it as %s", secretHeader).because(err)
 	}
@@ -146,18 +140,17 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 // receive authenticates the sender of a delivery, finds its method and reads its body.
 // It refuses whatever it can before it reads the body. Without the secret, it reads the body
 // only of a delivery that is signed somehow, and counts it as a stranger's.
-func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
+func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 	r := d.request
 	// Hashes have one length, so comparing them takes the same time for any secret.
 	got := sha256.Sum256([]byte(r.Header.Get(secretHeader)))
 	want := sha256.Sum256([]byte(h.secret))
 	d.hasSecret = h.secret == "" || hmac.Equal(got[:], want[:])
-	d.authenticated = d.hasSecret
 	switch {
 	case h.secret == "" && !h.audience.includes(r):
 		return httpErrorf(http.StatusUnauthorized,
 			"webhooks are off: set %s or -open-webhooks", webhookSecretVar)
-	case !d.authenticated && !(h.acceptSignatures && signatureSize(r.Header) > 0):
+	case !d.hasSecret && !(h.acceptSignatures && showsSignature(r.Header)):
 		return errors.New("no valid secret or accepted signature")
 	case r.Method != http.MethodPost:
 		return errMethod("POST")
@@ -166,25 +159,20 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 		return err
 	}
 	// A sender that still has to prove itself by a signature learns of a wrong type only then.
-	typeErr := d.parseType()
-	if typeErr != nil && d.authenticated {
-		return typeErr
+	if _, _, err := parseType(r.Header); err != nil && d.hasSecret {
+		return err
 	}
 	// Without a secret in force, anybody may send, so all bodies count as those of strangers.
 	sender := strangers
-	if d.authenticated && h.secret != "" {
+	if d.hasSecret && h.secret != "" {
 		sender = senders
 		markKnown(r)
 	}
-	var err error
 	d.body, d.held, err = account{h.memory, sender}.receive(w, r)
 	if err != nil {
 		return err
 	}
-	if err := d.verify(); err != nil {
-		return err
-	}
-	return typeErr
+	return d.verify()
 }
 
 // find finds the method of a delivery, and how the delivery must be signed. If there is
@@ -193,10 +181,9 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	ready := true // the view contains all modules
 	// Webhooks are not scoped: whoever has the secret may deliver to all of them.
-	view := h.modules.View(scopeAll())
-	tool, others := view.Hook(d.path)
+	tool, others := h.modules.View(scopeAll()).Hook(d.path)
 	if tool == nil && others == nil {
-		if d.authenticated {
+		if d.hasSecret {
 			h.modules.Refresh(d.received)
 		}
 		ready = h.modules.WaitAll(ctx, startupTime, scopeAll())
@@ -289,22 +276,15 @@ func callError(ctx context.Context, err error) error {
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
 // request under webhookParam. It drops fields that differ from a declared parameter only in
 // case, because providers add fields to their deliveries at any time, and a decoder that
-// ignores case would take them for the parameter. Its errors are *fault or *argumentError.
+// ignores case would take them for the parameter. Its errors are *fault.
 func (d *delivery) arguments() (json.RawMessage, error) {
-	list, err := parameters(d.kind, d.boundary, d.body, d.tool.Method)
+	schema := d.tool.Method.schema()
+	list, err := parameters(d.request.Header, d.body, schema)
 	if err != nil {
-		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
+		return nil, err
 	}
-	declared := objectIn(d.tool.Method.schema(), "properties")
-	list = slices.DeleteFunc(withoutWebhook(list), func(f member) bool { return isMisspelt(declared, f.key) })
+	list = slices.DeleteFunc(withoutWebhook(list), func(f member) bool { return schema.isMisspelt(f.key) })
 	arguments := append(list, member{webhookParam, d.meta()}).encode()
-	// A hosted program has a schema too, and senders can't read errors of MCP.
-	if !d.tool.ChecksArguments() {
-		arguments, err = d.tool.Method.checkArguments(arguments)
-		if err != nil {
-			return nil, err
-		}
-	}
 	return arguments, d.held.grow(int64(len(arguments)))
 }
 
@@ -337,9 +317,9 @@ func (d *delivery) meta() json.RawMessage {
 	return marshal(meta)
 }
 
-// verify verifies the signature of a delivery, if its method has a rule for it. A verified
-// signature authenticates the sender. The secret does not replace a signature: it shows only
-// that the sender may use usher, and not that the provider has sent this body.
+// verify verifies the signature of a delivery, if its method has a rule for it. The secret
+// does not replace a signature: it shows only that the sender may use usher, and not that the
+// provider has sent this body.
 func (d *delivery) verify() error {
 	if d.rule == nil {
 		// The sender was admitted this far only because it sent some signature.
@@ -352,7 +332,6 @@ func (d *delivery) verify() error {
 		// A more detailed answer would help only a forger.
 		return httpErrorf(http.StatusUnauthorized, "the signature is missing, wrong or too old").because(err)
 	}
-	d.authenticated = true
 	return nil
 }
 
@@ -361,30 +340,28 @@ const (
 	multipartType = "multipart/form-data"
 )
 
-// parseType parses the content type of the body. It refuses types that can't contain
-// parameters. Some services send JSON as text/plain or without a type, AWS SNS among them.
-func (d *delivery) parseType() error {
-	text := cmp.Or(d.request.Header.Get("Content-Type"), "application/json")
+// parseType returns the content type of a body, and the boundary of a multipart one. It
+// refuses types that can't contain parameters. Some services send JSON as text/plain or
+// without a type, AWS SNS among them.
+func parseType(h http.Header) (kind, boundary string, err error) {
+	text := cmp.Or(h.Get("Content-Type"), "application/json")
 	kind, params, err := mime.ParseMediaType(text)
 	isJSON := kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json")
 	if err != nil || !isJSON && kind != formType && kind != multipartType {
-		return httpErrorf(http.StatusUnsupportedMediaType,
+		return "", "", httpErrorf(http.StatusUnsupportedMediaType,
 			"content type %q: want application/json, %s or %s", clipText(text, 100), formType, multipartType)
 	}
-	d.kind = kind
-	d.boundary = params["boundary"]
-	return nil
+	return kind, params["boundary"], nil
 }
 
-// parameters returns the fields of a JSON object or of a form, by the kind and boundary
-// that parseType returned. A delivery without a body has no parameters, whatever its type:
-// some services send such deliveries to test the URL.
-func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
-	if len(bytes.TrimSpace(body)) == 0 {
-		return nil, nil
+// parameters returns the fields of a JSON object or of a form. A delivery without a body
+// has no parameters: some services send such deliveries to test the URL. Errors are *fault.
+func parameters(h http.Header, body []byte, s *schema) (object, error) {
+	kind, boundary, err := parseType(h)
+	if err != nil || len(bytes.TrimSpace(body)) == 0 {
+		return nil, err
 	}
 	form := &multipart.Form{}
-	var err error
 	switch {
 	case kind == multipartType: // in memory: its limit is the size of the body, which was read
 		form, err = multipart.NewReader(bytes.NewReader(body), boundary).ReadForm(int64(len(body)))
@@ -394,30 +371,30 @@ func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
 		return jsonObject(body)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the body is not a well-formed %s", kind)
+		return nil, httpErrorf(http.StatusBadRequest, "the body is not a well-formed %s", kind)
 	}
-	return formParams(form, m), nil
+	return formParams(form, s), nil
 }
 
 // jsonObject returns the members of a JSON object. They are not decoded, so that numbers reach
 // the method with all their digits. The object is put on one line, because modules read one
-// message per line.
+// message per line. Errors are *fault.
 func jsonObject(body []byte) (object, error) {
-	if err := checkJSON(body, "the body"); err != nil {
-		return nil, err
+	err := checkJSON(body, "the body")
+	if err == nil && !isObject(body) {
+		err = errors.New("the body must be a JSON object")
 	}
-	list := members(oneLine(body))
-	if list == nil {
-		return nil, errors.New("the body must be a JSON object")
+	if err != nil {
+		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
 	}
-	return list, nil
+	return members(oneLine(body)), nil
 }
 
 // formParams converts a form to parameters. If a field named payload contains a JSON
 // object, as GitHub sends it, the object's members replace that field, unless the method
 // has a parameter named payload. The order of the fields is lost in a form's map, so they are
 // sorted: errors and tests are then the same each time.
-func formParams(form *multipart.Form, m *Method) (list object) {
+func formParams(form *multipart.Form, s *schema) (list object) {
 	values := make(map[string][]json.RawMessage)
 	for name, texts := range form.Value {
 		for _, text := range texts {
@@ -430,14 +407,14 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 		}
 	}
 	// GitHub sends a field. A file of this name is not JSON to take apart.
-	if texts := form.Value["payload"]; len(texts) > 0 && m.paramTypes("payload") == nil {
+	if texts := form.Value["payload"]; len(texts) > 0 && s.Properties["payload"] == nil {
 		if payload, err := jsonObject([]byte(texts[0])); err == nil {
 			list = payload
 			delete(values, "payload")
 		}
 	}
 	for _, name := range sortedKeys(values) {
-		types := m.paramTypes(name)
+		types := s.property(name).Type
 		if slices.Contains(types, "array") || len(types) == 0 && len(values[name]) > 1 {
 			list = append(list, member{name, marshal(values[name])})
 		} else if value := fieldValue(values[name][0], types); value != nil {
@@ -509,21 +486,23 @@ type webhookAnswer struct {
 // with that object, and not with the text that MCP clients get beside it.
 func answerOf(result object) (*webhookAnswer, error) {
 	text := resultText(result)
-	// Numbers and words are valid JSON too, but whoever returns a text means a text.
-	body := json.RawMessage(strings.TrimSpace(text))
-	switch {
-	case isTrue(result.get("isError")):
+	if isTrue(result.get("isError")) {
 		return nil, httpErrorf(http.StatusInternalServerError, "%s", text).because(errFailed)
-	case text == "":
-		return &webhookAnswer{Status: http.StatusNoContent}, nil
-	case !json.Valid(body) || body[0] != '{' && body[0] != '[':
-		return &webhookAnswer{Status: http.StatusOK, Body: quote(text)}, nil
 	}
 	// Text is never an answer: a method may return what a sender wrote.
 	if own := result.object("structuredContent").get("_response"); own != nil {
 		return ownAnswer(own)
 	}
-	return &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}, nil
+	a := &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}
+	// Numbers and words are valid JSON too, but whoever returns a text means a text.
+	body := bytes.TrimSpace(a.Body)
+	switch {
+	case text == "":
+		a.Status = http.StatusNoContent
+	case !json.Valid(body) || body[0] != '{' && body[0] != '[':
+		a.Body = quote(text)
+	}
+	return a, nil
 }
 
 // connectionHeaders are headers that a method can't set: with them it could break the framing

@@ -214,7 +214,6 @@ func (w *Worker) spawn(l launch, g *groups) error {
 		err := c.wait(w.ctx, stdinTimeout) // writeStdin closes stdin
 		w.cancel()
 		others.Go(c.end)
-		c.stopReading()
 		readers.Wait()
 		for _, f := range c.outputs {
 			f.Close()
@@ -525,10 +524,7 @@ func (w *Worker) adapt(c *call, params object) object {
 	if w.stateless {
 		meta = identify(meta, client)
 	}
-	if len(meta) == 0 {
-		return params
-	}
-	return params.set("_meta", meta.encode())
+	return params.setMeta(meta)
 }
 
 // await waits for the answer to a call.

@@ -10,10 +10,6 @@ args() { printf '[%s]' "$0" "$@" | sed "s|$PWD|.|"; }
 # Gives its input back.
 whole() { cat; }
 
-# Counts.
-# @param {integer} n how far
-count() { for i in $(seq "$1"); do echo "::progress $i $1 step $i" >&2; done; echo over; }
-
 # Fails.
 fail() { seq 9 >&2; return 3; }
 
