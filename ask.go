@@ -335,13 +335,12 @@ func (c *suspendedCall) continuedBy(r *request) bool {
 		sameMembers(c.request.params.object(arguments), r.params.object(arguments))
 }
 
-// sameMembers reports whether two objects have the same members, in any order. White space
-// does not count.
+// sameMembers reports whether two objects have the same members, in any order.
 func sameMembers(a, b object) bool {
 	byKey := func(x, y member) int { return strings.Compare(x.key, y.key) }
 	slices.SortFunc(a, byKey)
 	slices.SortFunc(b, byKey)
 	return slices.EqualFunc(a, b, func(x, y member) bool {
-		return x.key == y.key && bytes.Equal(compact(x.value), compact(y.value))
+		return x.key == y.key && bytes.Equal(x.value, y.value)
 	})
 }

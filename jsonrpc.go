@@ -188,11 +188,6 @@ func oneLine(raw json.RawMessage) json.RawMessage {
 	if bytes.IndexByte(raw, '\n') < 0 && bytes.IndexByte(raw, '\r') < 0 {
 		return raw
 	}
-	return compact(raw)
-}
-
-// compact returns valid JSON without white space between its tokens.
-func compact(raw json.RawMessage) json.RawMessage {
 	var b bytes.Buffer
 	_ = json.Compact(&b, raw)
 	return b.Bytes()
@@ -209,18 +204,17 @@ func marshal(v any) json.RawMessage {
 }
 
 // quote returns s as a JSON string.
-func quote(s string) json.RawMessage { return appendQuoted(make([]byte, 0, len(s)+2), s) }
+func quote(s string) json.RawMessage { return appendQuoted(nil, s) }
 
-// appendQuoted appends s as a JSON string. Most strings need no escapes.
+// appendQuoted appends s as a JSON string. Most strings need no escapes, which are the same
+// in Go and in JSON then.
 func appendQuoted(b []byte, s string) []byte {
-	if strings.ContainsFunc(s, needsEscape) {
-		return append(b, marshal(s)...)
+	quoted := strconv.AppendQuoteToASCII(b, s)
+	if len(quoted) == len(b)+len(`""`)+len(s) {
+		return quoted
 	}
-	return strconv.AppendQuote(b, s)
+	return append(b, marshal(s)...)
 }
-
-// needsEscape reports whether a character may have to be escaped in a JSON string.
-func needsEscape(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
 
 // unquote decodes a JSON string, and reports whether raw is one.
 func unquote(raw json.RawMessage) (string, bool) {
@@ -246,42 +240,22 @@ type member struct {
 // members splits valid JSON that is an object, repeated keys included. It returns nil for
 // any other value. From invalid JSON, it returns the members that it can read.
 func members(raw json.RawMessage) object {
-	if !isObject(raw) {
-		return nil
-	}
-	list := make(object, 0, 8)
-	for key, value, rest := cutMember(inside(raw)); key != nil; key, value, rest = cutMember(rest) {
-		text, _ := unquote(key)
-		list = append(list, member{text, value})
-	}
-	return list
-}
-
-// inside returns the text after the opening brace of valid JSON that is an object, or nil
-// for any other value.
-func inside(raw json.RawMessage) json.RawMessage {
 	text, ok := bytes.CutPrefix(bytes.TrimSpace(raw), []byte{'{'})
 	if !ok {
 		return nil
 	}
-	return text
-}
-
-// isObject reports whether valid JSON is an object.
-func isObject(raw json.RawMessage) bool { return inside(raw) != nil }
-
-// cutMember splits the text after an opening brace or a comma into the quoted key and the
-// value of the next member, and the text after them. The key is nil at the end of the object.
-func cutMember(text json.RawMessage) (key, value, rest json.RawMessage) {
-	end := endOfItem(text)
-	if end == len(text) || text[end] != ':' {
-		return nil, nil, nil
+	list := make(object, 0, 8)
+	for {
+		end := endOfItem(text)
+		if end == len(text) || text[end] != ':' {
+			return list
+		}
+		key, _ := unquote(bytes.TrimSpace(text[:end]))
+		text = text[end+1:]
+		end = endOfItem(text)
+		list = append(list, member{key, slices.Clip(bytes.TrimSpace(text[:end]))})
+		text = text[min(end+1, len(text)):]
 	}
-	key = bytes.TrimSpace(text[:end])
-	text = text[end+1:]
-	end = endOfItem(text)
-	value = slices.Clip(bytes.TrimSpace(text[:end]))
-	return key, value, text[min(end+1, len(text)):]
 }
 
 // encode returns the object's text, without members whose value is nil.
@@ -385,28 +359,6 @@ func endOfItem(b []byte) int {
 		}
 	}
 	return len(b)
-}
-
-// field returns the value under key in a valid JSON object, or nil. If the key repeats, the
-// last value counts.
-func field(raw json.RawMessage, key string) (last json.RawMessage) {
-	for k, value, rest := cutMember(inside(raw)); k != nil; k, value, rest = cutMember(rest) {
-		if text, _ := unquote(k); text == key {
-			last = value
-		}
-	}
-	return last
-}
-
-// stringField returns the value under key in a valid JSON object if it is a string, else "".
-func stringField(raw json.RawMessage, key string) string {
-	s, _ := unquote(field(raw, key))
-	return s
-}
-
-// withMember returns a JSON object with key set to value.
-func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	return members(raw).set(key, value).encode()
 }
 
 // sortedKeys returns the keys of a map in order.

@@ -134,7 +134,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		}
 	}
 	for _, raw := range m.Lists["resources"] {
-		uri := stringField(raw, "uri")
+		uri := members(raw).text("uri")
 		if view.items["resources"][uri] == nil {
 			note("%s: this resource is not offered, as several modules have its URI", uri)
 		}

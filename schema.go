@@ -68,9 +68,9 @@ func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem stri
 		_ = json.Unmarshal(schema, &decoded) // if nested too deeply, it accepts any arguments
 		return decoded
 	})
-	for _, property := range members(field(schema, "properties")) {
+	for _, property := range members(schema).object("properties") {
 		m.Parameters = append(m.Parameters, property.key)
-		header := stringField(property.value, "x-mcp-header")
+		header := members(property.value).text("x-mcp-header")
 		if headerToken.MatchString(header) { // clients omit tools with wrong headers
 			m.headerParams[property.key] = header
 		}
@@ -108,7 +108,7 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 
 // appURI returns the URI of the page that MCP Apps shows for the tool, or "".
 func (m *Method) appURI() string {
-	return stringField(field(m.definition.get("_meta"), "ui"), "resourceUri")
+	return m.definition.object("_meta").object("ui").text("resourceUri")
 }
 
 // cleanSchema returns a method's schema without webhookParam, and with the documentation of

@@ -540,7 +540,7 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(a)
-	if err == nil && (!isObject(raw) || a.Status < 200 || a.Status > 599) {
+	if err == nil && (members(raw) == nil || a.Status < 200 || a.Status > 599) {
 		err = errors.New("want an object with status (200 to 599), headers and body")
 	}
 	// net/http would drop or change such a header without a word.
