@@ -47,7 +47,6 @@ type fault struct {
 	RPC    *rpcError       // the JSON-RPC error to answer with; nil: Msg with codeRefused
 	ID     json.RawMessage // of the failed JSON-RPC request, if known
 	Header http.Header
-	logged bool // the handler has logged it
 }
 
 func (e *fault) Error() string { return e.Msg }
@@ -88,11 +87,7 @@ func (e *fault) because(cause error) *fault {
 }
 
 // errInternal is sent in place of an error whose text is only for the log.
-var errInternal = &fault{
-	Status: http.StatusInternalServerError,
-	Msg:    "internal error: see usher's log",
-	logged: true,
-}
+var errInternal = httpErrorf(http.StatusInternalServerError, "internal error: see usher's log")
 
 // handle calls serve, which answers a request or returns an error. It logs the error and
 // writes it in the endpoint's format. An error without a status is shown as an internal error.
@@ -109,10 +104,11 @@ func handle(
 	}
 	log = log.With("path", clipText(r.URL.Path, maxLogged), "request", w.Header().Get(requestIDHeader))
 	e, known := errors.AsType[*fault](err)
-	if !known {
+	switch {
+	case !known:
 		log.Error("internal error", "err", err)
 		e = errInternal
-	} else if !e.logged {
+	case e != errInternal:
 		log.Info("refused", "status", e.Status, "why", clipText(explain(e), maxLogged))
 	}
 	maps.Copy(w.Header(), e.Header)

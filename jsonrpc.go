@@ -451,13 +451,6 @@ func (t *inflight[T]) size() int {
 	return len(t.m)
 }
 
-// err returns the error that was passed to close, if the table was closed.
-func (t *inflight[T]) err() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.closed
-}
-
 // remove removes and returns the entry under key.
 func (t *inflight[T]) remove(key string) (T, bool) {
 	t.mu.Lock()

@@ -12,7 +12,6 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 )
@@ -51,11 +50,10 @@ type connection struct {
 type outbox struct {
 	held account // the account that queued messages count for
 	conn connection
-	wake chan struct{} // 1-buffered: there is more to write, or nothing will follow
+	wake chan struct{} // 1-buffered: there is more to write, or nothing will follow; nil: no stream
 	done chan struct{} // closed when nothing more is written to the stream
 
 	mu    sync.Mutex
-	begun bool // the outbox is a stream
 	ended bool // the outbox accepts no more messages
 	gone  bool // the client has gone: what was queued is dropped
 	queue []frame
@@ -71,7 +69,7 @@ func newOutbox(held account, conn connection) *outbox { return &outbox{held: hel
 func (o *outbox) send(f frame) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return !o.ended && o.startLocked() && o.sendLocked(f)
+	return o.startLocked() && (f.msg == nil || o.queueLocked(f))
 }
 
 // end makes the outbox accept no more messages. Queued messages are still written.
@@ -83,25 +81,27 @@ func (o *outbox) end() { o.finish(frame{}, false) }
 func (o *outbox) finish(last frame, stream bool) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	isStream := o.begun || stream && o.startLocked()
-	if isStream {
-		o.sendLocked(last)
-		wake(o.wake)
+	isStream := o.wake != nil || stream && o.startLocked()
+	if isStream && last.msg != nil {
+		o.queueLocked(last)
 	}
 	o.ended = true
+	wake(o.wake)
 	return isStream
 }
 
 // startLocked makes the outbox a stream, if the client accepts one and is connected. It
-// reports whether the outbox is a stream. The caller holds o.mu.
+// reports whether the outbox is a stream that accepts messages. The caller holds o.mu.
 func (o *outbox) startLocked() bool {
-	if o.begun {
-		return true
-	}
-	if o.ended || o.conn.write == nil || o.conn.ctx.Err() != nil {
+	if o.ended {
 		return false
 	}
-	o.begun = true
+	if o.wake != nil {
+		return true
+	}
+	if o.conn.write == nil || o.conn.ctx.Err() != nil {
+		return false
+	}
 	o.wake = make(chan struct{}, 1)
 	o.done = make(chan struct{})
 	o.queueLocked(frame{})
@@ -109,23 +109,12 @@ func (o *outbox) startLocked() bool {
 	return true
 }
 
-// sendLocked queues a message, or nothing if there is none, and reports whether it may
-// arrive. The caller holds o.mu.
-func (o *outbox) sendLocked(f frame) bool {
-	if f.msg == nil {
-		return true
-	}
-	if o.bytes > 0 && o.bytes+int64(len(f.msg)) > maxOutbox {
-		o.disconnectLocked()
-	}
-	return !o.gone && o.queueLocked(f)
-}
-
-// queueLocked queues a frame and wakes the writer. If there is no room for it, it
-// disconnects the client and returns false. The caller holds o.mu.
+// queueLocked queues a frame, wakes the writer, and reports whether the frame may arrive. If
+// there is no room for it, queueLocked disconnects the client. The caller holds o.mu.
 func (o *outbox) queueLocked(f frame) bool {
 	n := int64(len(f.msg))
-	if !o.held.reserve(n) {
+	full := o.bytes > 0 && o.bytes+n > maxOutbox
+	if o.gone || full || !o.held.reserve(n) {
 		o.disconnectLocked()
 		return false
 	}
@@ -234,13 +223,7 @@ func lineWriter(w io.Writer) func(frame) error {
 
 // writeJSON writes a complete JSON answer.
 func writeJSON(w http.ResponseWriter, status int, answer frame) {
-	size := 0
-	parts := answer.parts("\n")
-	for _, part := range parts {
-		size += len(part)
-	}
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(size)) // else net/http sends it in chunks
 	w.WriteHeader(status)
-	_ = writeBody(w, parts...) // an error means that the client has gone
+	_ = writeBody(w, answer.parts("\n")...) // an error means that the client has gone
 }

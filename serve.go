@@ -524,19 +524,16 @@ func (d *daemon) route(w http.ResponseWriter, r *http.Request) error {
 		d.servePage(w, r) // at any path, as people mistype addresses
 		return nil
 	case r.URL.Path != "/" && r.URL.Path != "/mcp":
-		return errNothing
+		writeMCPError(w, errNothing) // not logged: clients that look for a login send several
+		return nil
 	}
 	d.server.mux.ServeHTTP(w, r)
 	return nil
 }
 
-// errNothing answers requests for unknown paths. They are not logged, as clients that look for
-// a login send several.
-var errNothing error = &fault{
-	Status: http.StatusNotFound,
-	Msg:    "not found: the MCP endpoint is at / and /mcp; usher has no login: " + howToPresent,
-	logged: true,
-}
+// errNothing answers requests for unknown paths.
+var errNothing = httpErrorf(http.StatusNotFound,
+	"not found: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent)
 
 // openLog opens the log of a daemon without -log. On a terminal it consists of lines for
 // people, elsewhere of records, which systemd and containers collect from stderr.

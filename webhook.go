@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -97,11 +98,9 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	if e, ok := errors.AsType[*fault](err); ok {
 		d.status = e.Status
 		args = append(args, "why", clipText(explain(e), maxLogged))
-		// A copy that the caller does not log again. Some faults are values that all requests
-		// share.
-		logged := *e
-		logged.logged = true
-		err = &logged
+		maps.Copy(w.Header(), e.Header)
+		writeWebhookError(w, e)
+		err = nil // the caller would log it again
 	}
 	args = append(args, "status", d.status, "took", took, "bytes", len(d.body), "remote", r.RemoteAddr)
 	h.log.Info("delivery", args...)
