@@ -215,7 +215,7 @@ func placeShim(name, cacheDir string) (string, error) {
 	if placed, err := os.ReadFile(path); err == nil && bytes.Equal(placed, text) {
 		return path, nil
 	}
-	return path, writeCacheFile(path, text, 0)
+	return path, writeFile(path, text, 0)
 }
 
 // webhookSecretVar names the variable with the secret of all webhooks.
