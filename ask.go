@@ -110,8 +110,8 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 		}
 		return c.next(r.ctx)
 	}
-	held, err := r.held.open(r.held.size.Load())
-	if err != nil {
+	held := r.server.memory.open(r.from.principal)
+	if err := held.grow(r.held.size.Load()); err != nil {
 		return nil, err
 	}
 	c := &suspendedCall{

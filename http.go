@@ -336,37 +336,11 @@ func newMemory(maxBody int64, strangers any) *memory {
 	return m
 }
 
-// account is a principal's share of a memory. Principals are compared with ==.
-type account struct {
-	memory    *memory
-	principal any
+// open returns an empty reservation for a principal. Principals are compared with ==. The
+// caller must end the reservation.
+func (m *memory) open(principal any) *reservation {
+	return &reservation{memory: m, principal: principal}
 }
-
-// isUnknown reports whether the account is that of unauthenticated senders.
-func (a account) isUnknown() bool { return a.principal == a.memory.strangers }
-
-// counter returns the counter of the account's bytes.
-func (a account) counter() *counter[any] {
-	if a.isUnknown() {
-		return &a.memory.unknown
-	}
-	return &a.memory.known
-}
-
-// reserve counts n more bytes, and reports whether there was room for them. The caller
-// must release them. If unauthenticated senders have no room, their oldest bodies that are
-// still arriving make room.
-func (a account) reserve(n int64) bool {
-	for !a.counter().reserve(a.principal, n) {
-		if !a.isUnknown() || !a.memory.dropOldest() {
-			return false
-		}
-	}
-	return true
-}
-
-// release gives back n bytes.
-func (a account) release(n int64) { a.counter().release(a.principal, n) }
 
 // dropOldest drops the oldest arriving body, and reports whether there was one.
 func (m *memory) dropOldest() bool {
@@ -391,37 +365,63 @@ var (
 		"too many unread answers: read some")
 )
 
-// reservation counts the bytes of a memory that one request uses. Safe for concurrent use.
+// reservation counts the bytes of a memory that one request or connection uses. Safe for
+// concurrent use.
 type reservation struct {
-	account
-	size    atomic.Int64             // bytes
-	control *http.ResponseController // of a request whose body arrives; some tests support no deadlines
+	memory    *memory
+	principal any
+	size      atomic.Int64             // bytes
+	control   *http.ResponseController // of a request whose body arrives; some tests support no deadlines
 }
 
-// open returns a reservation for a request of n bytes that have arrived already. The
-// caller must end the reservation.
-func (a account) open(n int64) (*reservation, error) {
-	r := &reservation{account: a}
-	return r, r.grow(n)
+// isUnknown reports whether the reservation is that of an unauthenticated sender.
+func (r *reservation) isUnknown() bool { return r.principal == r.memory.strangers }
+
+// counter returns the counter of the reservation's bytes.
+func (r *reservation) counter() *counter[any] {
+	if r.isUnknown() {
+		return &r.memory.unknown
+	}
+	return &r.memory.known
 }
 
-// receive reads the body of a request of a principal. If the announced length of the body
-// is over the limit, receive reads nothing. The body of an unauthenticated sender may be
-// dropped to make room. The caller must end the reservation, unless there is an error.
-// Errors are *fault. Reading a body to its end also lets net/http notice that the
-// client disconnects.
-func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, held *reservation, err error) {
-	limit := a.memory.maxBody
-	held = &reservation{account: a, control: http.NewResponseController(w)}
-	if r.ContentLength > limit {
+// grow counts n more bytes, or returns errNoRoom. If unauthenticated senders have no room,
+// their oldest bodies that are still arriving make room.
+func (r *reservation) grow(n int64) error {
+	for !r.counter().reserve(r.principal, n) {
+		if !r.isUnknown() || !r.memory.dropOldest() {
+			return errNoRoom
+		}
+	}
+	r.size.Add(n)
+	return nil
+}
+
+// shrink gives back n bytes.
+func (r *reservation) shrink(n int64) {
+	r.size.Add(-n)
+	r.counter().release(r.principal, n)
+}
+
+// end gives back all bytes. It may be called again.
+func (r *reservation) end() { r.counter().release(r.principal, r.size.Swap(0)) }
+
+// receive reads the body of a request. If the announced length of the body is over the
+// limit, receive reads nothing. The body of an unauthenticated sender may be dropped to make
+// room. Errors are *fault, and end the reservation. Reading a body to its end also lets
+// net/http notice that the client disconnects.
+func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []byte, err error) {
+	limit := r.memory.maxBody
+	r.control = http.NewResponseController(w)
+	if req.ContentLength > limit {
 		err = &http.MaxBytesError{Limit: limit}
 	} else {
-		body, err = held.readAll(http.MaxBytesReader(w, r.Body, limit))
+		body, err = r.readAll(http.MaxBytesReader(w, req.Body, limit))
 	}
 	if err == nil {
-		return body, held, nil
+		return body, nil
 	}
-	held.end()
+	r.end()
 	w.Header().Set("Connection", "close") // the rest of the body is not read
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
@@ -434,7 +434,7 @@ func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, h
 	default:
 		err = httpErrorf(http.StatusBadRequest, "can't read the body").because(err)
 	}
-	return nil, nil, err
+	return nil, err
 }
 
 // readAll reads a body until its end or its deadline, or until it is dropped.
@@ -462,21 +462,7 @@ func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 }
 
 // Write counts bytes of the body that have arrived.
-func (r *reservation) Write(part []byte) (int, error) {
-	return len(part), r.grow(int64(len(part)))
-}
-
-// grow counts n more bytes for the request, or returns errNoRoom.
-func (r *reservation) grow(n int64) error {
-	if !r.reserve(n) {
-		return errNoRoom
-	}
-	r.size.Add(n)
-	return nil
-}
-
-// end gives back the bytes.
-func (r *reservation) end() { r.release(r.size.Swap(0)) }
+func (r *reservation) Write(part []byte) (int, error) { return len(part), r.grow(int64(len(part))) }
 
 // writeBody writes parts in chunks, each with a deadline. Without deadlines, a write to a
 // client that vanished would never end once the buffers are full.

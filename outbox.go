@@ -48,7 +48,7 @@ type connection struct {
 // the first message that is sent before the answer turns the answer into a stream. Safe
 // for concurrent use.
 type outbox struct {
-	held account // the account that queued messages count for
+	held *reservation // of messages that are not yet written; may count other bytes too
 	conn connection
 	wake chan struct{} // 1-buffered: there is more to write, or nothing will follow; nil: no stream
 	done chan struct{} // closed when nothing more is written to the stream
@@ -61,7 +61,7 @@ type outbox struct {
 }
 
 // newOutbox returns an outbox for a connection. Its messages count for held.
-func newOutbox(held account, conn connection) *outbox { return &outbox{held: held, conn: conn} }
+func newOutbox(held *reservation, conn connection) *outbox { return &outbox{held: held, conn: conn} }
 
 // send queues a message and reports whether it may arrive. It never waits for the client:
 // a client that reads too slowly is disconnected. Without a message, send only begins the
@@ -114,7 +114,7 @@ func (o *outbox) startLocked() bool {
 func (o *outbox) queueLocked(f frame) bool {
 	n := int64(len(f.msg))
 	full := o.bytes > 0 && o.bytes+n > maxOutbox
-	if o.gone || full || !o.held.reserve(n) {
+	if o.gone || full || o.held.grow(n) != nil {
 		o.disconnectLocked()
 		return false
 	}
@@ -138,7 +138,7 @@ func (o *outbox) writeLoop() {
 			return
 		case f != nil:
 			err = o.conn.write(*f)
-			o.held.release(int64(len(f.msg)))
+			o.held.shrink(int64(len(f.msg)))
 		default:
 			select {
 			case <-o.conn.ctx.Done():
@@ -178,7 +178,7 @@ func (o *outbox) disconnect() {
 
 // disconnectLocked does the work of disconnect. The caller holds o.mu.
 func (o *outbox) disconnectLocked() {
-	o.held.release(o.bytes)
+	o.held.shrink(o.bytes)
 	o.gone = true
 	o.ended = true
 	o.queue = nil

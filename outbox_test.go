@@ -161,7 +161,7 @@ func TestSlowClientIsDropped(t *testing.T) {
 		}
 		return nil
 	}}
-	held := account{newMemory(0, strangers), everyone}
+	held := newMemory(0, strangers).open(everyone)
 	out := newOutbox(held, conn)
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits

@@ -121,7 +121,7 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 	}
 	used := open(own)
 	conn := connection{ctx: t.Context(), write: lineWriter(io.Discard)}
-	used.join(newOutbox(account{newMemory(0, strangers), own}, conn))
+	used.join(newOutbox(newMemory(0, strangers).open(own), conn))
 	touched := open(own)
 	idle := open(own)
 	moved := open(own)

@@ -98,11 +98,12 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	body, held, err := s.account(from).receive(w, r)
+	held := s.memory.open(from.principal)
+	defer held.end()
+	body, err := held.receive(w, r)
 	if err != nil {
 		return err
 	}
-	defer held.end()
 	// A client of HTTP+SSE gets its answers on its stream, whatever it posts.
 	if from.session != nil && from.session.Protocol == sseProtocol {
 		if err := from.session.deliver(from, body); err != nil {
@@ -131,7 +132,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if accept.stream {
 		conn.write = sseWriter(w)
 	}
-	request := s.newRequest(from, newOutbox(held.account, conn), held, msg, params)
+	request := s.newRequest(from, newOutbox(held, conn), held, msg, params)
 	if from.session.era == stateless {
 		request.header = r.Header
 	}
@@ -236,9 +237,6 @@ func (s *Server) admit(r *http.Request) (admission, error) {
 	return from, err
 }
 
-// account returns what the principal of a request may use.
-func (s *Server) account(from admission) account { return account{s.memory, from.principal} }
-
 // errManyStreams refuses a stream of a session or principal that has too many.
 var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 	"too many streams: close one").retryAfter(15)
@@ -268,10 +266,10 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	who := s.account(from)
-	// GET has no body, but a client may send one.
-	_, held, err := who.receive(w, r) // an unread body could delay other requests of the connection
-	if err != nil {
+	held := s.memory.open(from.principal)
+	// GET has no body, but a client may send one. Unread, it could delay other requests of the
+	// connection.
+	if _, err := held.receive(w, r); err != nil {
 		return err
 	}
 	held.end()
@@ -283,7 +281,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	out := newOutbox(who, connection{ctx: ctx, cancel: cancel, write: sseWriter(w)})
+	out := newOutbox(held, connection{ctx: ctx, cancel: cancel, write: sseWriter(w)})
 	if from.session == nil {
 		s.serveSSE(r.URL.Path, from, out)
 		return nil
@@ -405,7 +403,8 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 		}
 	}
 	// A message that finds no room is answered with the error.
-	held, err := d.out.held.open(int64(size))
+	held := d.server.memory.open(from.principal)
+	err = held.grow(int64(size))
 	r := d.server.newRequest(from, d.out, held, msg, params)
 	r.calls = &d.from.session.calls
 	r.streams = d.open
@@ -448,7 +447,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	s := newServer(c)
 	from := s.gate.Create(protocols[0], 0, admission{principal: everyone})
 	conn := connection{ctx: ctx, cancel: cancel, write: lineWriter(out)}
-	d := s.newDuplex(from, newOutbox(s.account(from), conn))
+	d := s.newDuplex(from, newOutbox(s.memory.open(everyone), conn))
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
 	err := d.serve(input) // ends ctx

@@ -69,7 +69,7 @@ type delivery struct {
 	kind          string // of the body: see parseType
 	boundary      string
 	body          []byte
-	held          *reservation   // of body and arguments; nil until body is set
+	held          *reservation   // of body and arguments; nil until the body is read
 	tool          *Item          // whose method is called; nil until it is found
 	rule          *signatureRule // of the method; nil for none
 	status        int            // of the answer
@@ -176,7 +176,8 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 		markKnown(r)
 	}
 	var err error
-	d.body, d.held, err = account{h.memory, sender}.receive(w, r)
+	d.held = h.memory.open(sender)
+	d.body, err = d.held.receive(w, r)
 	if err != nil {
 		return err
 	}
