@@ -482,11 +482,7 @@ func writeBody(w http.ResponseWriter, parts ...[]byte) error {
 // hashOf returns a hash of the parts, in 32 hexadecimal digits. It quotes the parts, so
 // that different lists of parts have different hashes.
 func hashOf(parts ...string) string {
-	var text []byte
-	for _, part := range parts {
-		text = strconv.AppendQuote(text, part)
-	}
-	sum := sha256.Sum256(text)
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
 	return hex.EncodeToString(sum[:16])
 }
 

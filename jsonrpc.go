@@ -142,29 +142,20 @@ func parseRPCError(raw json.RawMessage) *rpcError {
 // encode returns the message on one line, if its values are. It omits an absent id from an
 // error: unlike JSON-RPC, MCP's schema has no null ids.
 func (m *Message) encode() []byte {
-	b := make([]byte, 0, 64+len(m.ID)+len(m.Method)+m.Params.size()+m.Result.size())
-	b = append(b, `{"jsonrpc":"2.0"`...)
-	if m.ID != nil {
-		b = append(b, `,"id":`...)
-		b = append(b, m.ID...)
-	}
+	o := object{{"jsonrpc", json.RawMessage(`"2.0"`)}, {"id", m.ID}}
 	if m.Method != "" {
-		b = append(b, `,"method":`...)
-		b = appendQuoted(b, m.Method)
+		o = append(o, member{"method", quote(m.Method)})
 	}
 	if m.Params != nil {
-		b = append(b, `,"params":`...)
-		b = m.Params.appendTo(b)
+		o = append(o, member{"params", m.Params.encode()})
 	}
 	if m.Result != nil {
-		b = append(b, `,"result":`...)
-		b = m.Result.appendTo(b)
+		o = append(o, member{"result", m.Result.encode()})
 	}
 	if m.Err != nil {
-		b = append(b, `,"error":`...)
-		b = append(b, marshal(m.Err)...)
+		o = append(o, member{"error", marshal(m.Err)})
 	}
-	return append(b, '}')
+	return o.encode()
 }
 
 // encodeRequest encodes a request, or a notification if id is nil.
@@ -259,20 +250,8 @@ func members(raw json.RawMessage) object {
 }
 
 // encode returns the object's text, without members whose value is nil.
-func (o object) encode() json.RawMessage { return o.appendTo(make([]byte, 0, o.size())) }
-
-// size returns about how many bytes the object's text has.
-func (o object) size() int {
-	size := 2
-	for _, f := range o {
-		size += len(f.key) + len(f.value) + len(`"":,`)
-	}
-	return size
-}
-
-// appendTo appends the object's text, without members whose value is nil.
-func (o object) appendTo(b []byte) []byte {
-	b = append(b, '{')
+func (o object) encode() json.RawMessage {
+	b := append(make([]byte, 0, o.size()), '{')
 	for _, f := range o {
 		if f.value == nil {
 			continue
@@ -283,6 +262,15 @@ func (o object) appendTo(b []byte) []byte {
 		b = append(b, ',')
 	}
 	return append(bytes.TrimSuffix(b, []byte{','}), '}')
+}
+
+// size returns about how many bytes the object's text has.
+func (o object) size() int {
+	size := 2
+	for _, f := range o {
+		size += len(f.key) + len(f.value) + len(`"":,`)
+	}
+	return size
 }
 
 // get returns the value of key, or nil. If the key repeats, the last value counts, as in

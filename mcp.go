@@ -30,7 +30,6 @@ type serverConfig struct {
 type Server struct {
 	serverConfig
 	started   time.Time
-	mux       *http.ServeMux      // the MCP endpoint
 	suspended suspendedCalls      // calls that wait for their clients to return
 	requests  counter[*Principal] // being answered
 	streams   counter[*Principal] // open notification streams
@@ -38,7 +37,7 @@ type Server struct {
 
 // newServer returns a server without sessions.
 func newServer(c serverConfig) *Server {
-	s := &Server{
+	return &Server{
 		serverConfig: c,
 		started:      time.Now(),
 		suspended: suspendedCalls{
@@ -48,8 +47,6 @@ func newServer(c serverConfig) *Server {
 		requests: counter[*Principal]{perKey: maxInFlight},
 		streams:  counter[*Principal]{perKey: maxStreamsOf},
 	}
-	s.mux = s.routes()
-	return s
 }
 
 // mcpMethod is what usher knows about a method.

@@ -527,8 +527,7 @@ func (d *daemon) route(w http.ResponseWriter, r *http.Request) error {
 		writeMCPError(w, errNothing) // not logged: clients that look for a login send several
 		return nil
 	}
-	d.server.mux.ServeHTTP(w, r)
-	return nil
+	return d.server.serve(w, r)
 }
 
 // errNothing answers requests for unknown paths.

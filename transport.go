@@ -18,19 +18,17 @@ import (
 	"time"
 )
 
-// routes returns the handler of the MCP endpoint, which gets no requests for other paths.
-func (s *Server) routes() *http.ServeMux {
-	mux := http.NewServeMux()
-	route := func(pattern string, serve func(http.ResponseWriter, *http.Request) error) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			handle(w, r, s.log, writeMCPError, func() error { return serve(w, r) })
-		})
+// serve answers a request to the MCP endpoint.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
+	switch r.Method {
+	case http.MethodPost:
+		return s.servePOST(w, r)
+	case http.MethodGet:
+		return s.serveGET(w, r)
+	case http.MethodDelete:
+		return s.serveDELETE(w, r)
 	}
-	route("POST /", s.servePOST)
-	route("GET /", s.serveGET)
-	route("DELETE /", s.serveDELETE)
-	route("/", func(http.ResponseWriter, *http.Request) error { return errNotAllowed })
-	return mux
+	return errNotAllowed
 }
 
 // errNotAllowed refuses other methods, and GET in stateless revisions.
@@ -243,8 +241,7 @@ var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 
 // admitGET decides whether a GET is served, and for which principal.
 func (s *Server) admitGET(r *http.Request) (from admission, err error) {
-	if r.Method == http.MethodHead || isStateless(r.Header, nil) {
-		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
+	if isStateless(r.Header, nil) { // these revisions have no GET
 		return from, errNotAllowed
 	}
 	accept := parseAccept(r.Header)
