@@ -37,21 +37,15 @@ func (f frame) parts(tail string) [][]byte {
 	return [][]byte{f.msg, f.list, []byte("}}" + tail)}
 }
 
-// connection is what an outbox writes to.
-type connection struct {
-	ctx    context.Context   // ends with the connection
-	cancel func()            // ends ctx; nil for a POST
-	write  func(frame) error // nil if the client accepts no stream
-}
-
 // outbox contains the messages to one client, in order. If the client accepts a stream,
 // the first message that is sent before the answer turns the answer into a stream. Safe
 // for concurrent use.
 type outbox struct {
-	held *reservation // of messages that are not yet written; may count other bytes too
-	conn connection
-	wake chan struct{} // 1-buffered: there is more to write, or nothing will follow; nil: no stream
-	done chan struct{} // closed when nothing more is written to the stream
+	ctx   context.Context   // ends with the connection to the client
+	held  *reservation      // of messages that are not yet written; may count other bytes too
+	write func(frame) error // nil if the client accepts no stream
+	wake  chan struct{}     // 1-buffered: there is more to write, or nothing will follow; nil: no stream
+	done  chan struct{}     // closed when nothing more is written to the stream
 
 	mu    sync.Mutex
 	ended bool // the outbox accepts no more messages
@@ -60,8 +54,11 @@ type outbox struct {
 	bytes int64 // in queue
 }
 
-// newOutbox returns an outbox for a connection. Its messages count for held.
-func newOutbox(held *reservation, conn connection) *outbox { return &outbox{held: held, conn: conn} }
+// newOutbox returns an outbox that writes to a client until ctx ends, or that only accepts
+// an answer if write is nil. Its messages count for held.
+func newOutbox(ctx context.Context, held *reservation, write func(frame) error) *outbox {
+	return &outbox{ctx: ctx, held: held, write: write}
+}
 
 // send queues a message and reports whether it may arrive. It never waits for the client:
 // a client that reads too slowly is disconnected. Without a message, send only begins the
@@ -99,7 +96,7 @@ func (o *outbox) startLocked() bool {
 	if o.wake != nil {
 		return true
 	}
-	if o.conn.write == nil || o.conn.ctx.Err() != nil {
+	if o.write == nil || o.ctx.Err() != nil {
 		return false
 	}
 	o.wake = make(chan struct{}, 1)
@@ -137,15 +134,15 @@ func (o *outbox) writeLoop() {
 		case over:
 			return
 		case f != nil:
-			err = o.conn.write(*f)
+			err = o.write(*f)
 			o.held.shrink(int64(len(f.msg)))
 		default:
 			select {
-			case <-o.conn.ctx.Done():
+			case <-o.ctx.Done():
 				return
 			case <-o.wake:
 			case <-silent.C:
-				err = o.conn.write(frame{})
+				err = o.write(frame{})
 			}
 		}
 		if err != nil {

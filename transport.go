@@ -126,11 +126,11 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
 	// asked or notified.
-	conn := connection{ctx: r.Context()}
+	var write func(frame) error
 	if accept.stream {
-		conn.write = sseWriter(w)
+		write = sseWriter(w)
 	}
-	request := s.newRequest(from, newOutbox(held, conn), held, msg, params)
+	request := s.newRequest(from, newOutbox(r.Context(), held, write), held, msg, params)
 	if from.session.era == stateless {
 		request.header = r.Header
 	}
@@ -198,7 +198,7 @@ func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
 	if err == nil {
 		defer r.end()
 		if !old { // the end of its connection cancels a request of this era
-			defer context.AfterFunc(r.out.conn.ctx, func() { r.cancel(context.Canceled) })()
+			defer context.AfterFunc(r.out.ctx, func() { r.cancel(context.Canceled) })()
 		}
 		if streamFirst && old { // a stateless error needs its HTTP status
 			r.out.send(frame{})
@@ -278,9 +278,9 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	out := newOutbox(held, connection{ctx: ctx, cancel: cancel, write: sseWriter(w)})
+	out := newOutbox(ctx, held, sseWriter(w))
 	if from.session == nil {
-		s.serveSSE(r.URL.Path, from, out)
+		s.serveSSE(r.URL.Path, from, out, cancel)
 		return nil
 	}
 	return s.serveNotices(from, out)
@@ -297,7 +297,7 @@ func (s *Server) serveNotices(from admission, out *outbox) error {
 		out.end()
 		<-out.done
 	}()
-	_ = s.follow(out.conn.ctx, from, out, out.done)
+	_ = s.follow(out.ctx, from, out, out.done)
 	return nil
 }
 
@@ -344,17 +344,17 @@ func (s *Server) newDuplex(from admission, out *outbox) *duplex {
 
 // serve writes to the client until its connection ends, or until input yields the error with
 // which the client's input ended. serve waits for requests in progress, and returns that
-// error.
-func (d *duplex) serve(input <-chan error) (err error) {
+// error. hangUp ends the connection.
+func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	var writing sync.WaitGroup
 	writing.Go(func() {
-		defer d.out.conn.cancel()
+		defer hangUp()
 		defer catch(d.server.log, nil)
 		_ = d.server.serveNotices(d.from, d.out) // its only error is for HTTP
 	})
 	select {
 	case err = <-input:
-	case <-d.out.conn.ctx.Done():
+	case <-d.out.ctx.Done():
 	}
 	// From now on, no request begins. Those in progress may end, but the client can no longer
 	// answer what modules ask in them.
@@ -362,7 +362,7 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	d.close()
 	d.mu.Unlock()
 	d.from.session.failAsks()
-	defer time.AfterFunc(duplexTimeout, d.out.conn.cancel).Stop()
+	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
 	d.requests.Wait()
 	d.out.end()
 	writing.Wait()
@@ -406,7 +406,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	r.calls = &d.from.session.calls
 	r.streams = d.open
 	if err == nil {
-		err = r.begin(d.out.conn.ctx)
+		err = r.begin(d.out.ctx)
 	}
 	if err != nil {
 		held.end()
@@ -421,15 +421,15 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	return nil
 }
 
-// serveSSE serves the stream of a new HTTP+SSE session.
-func (s *Server) serveSSE(path string, from admission, out *outbox) {
+// serveSSE serves the stream of a new HTTP+SSE session. hangUp ends its connection.
+func (s *Server) serveSSE(path string, from admission, out *outbox, hangUp func()) {
 	from = s.gate.Create(sseProtocol, 0, from)
 	defer s.gate.sessions.end(from.session)
 	d := s.newDuplex(from, out)
 	from.session.setReceiver(d.receive)
 	// The address is relative, as usher does not know the path that a proxy adds.
 	out.send(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + from.session.name)})
-	_ = d.serve(nil) // its input arrives by POST
+	_ = d.serve(nil, hangUp) // its input arrives by POST
 }
 
 // serveStdio answers one client, which writes lines to in and reads lines from out,
@@ -443,11 +443,10 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	c.memory = newMemory(defaultMaxBody, strangers)
 	s := newServer(c)
 	from := s.gate.Create(protocols[0], 0, admission{principal: everyone})
-	conn := connection{ctx: ctx, cancel: cancel, write: lineWriter(out)}
-	d := s.newDuplex(from, newOutbox(s.memory.open(everyone), conn))
+	d := s.newDuplex(from, newOutbox(ctx, s.memory.open(everyone), lineWriter(out)))
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
-	err := d.serve(input) // ends ctx
+	err := d.serve(input, cancel) // ends ctx
 	s.suspended.running.Wait()
 	return err
 }
