@@ -276,7 +276,6 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
-	defer os.Remove(filepath.Join(a.data, reportName))
 	if approved != nil { // the first record contains the address
 		d.log.Warn("approved all modules; later changes need usher approve", approved...)
 	}
@@ -346,13 +345,19 @@ func (d *daemon) announce(roots []string) error {
 		Secret:          d.flags.webhooks.secret != "",
 		WebhooksOff:     d.flags.webhooks.secret == "" && d.flags.webhooks.audience == nobody,
 	}
-	os.Remove(filepath.Join(d.app.data, reportName)) // of a daemon that was killed
-	if err := replaceFile(filepath.Join(d.app.data, recordName), marshal(d.record)); err != nil {
+	if err := d.writeRecord(nil); err != nil {
 		return err
 	}
 	d.log.Info("listening", "address", d.listener.Addr().String(), "url", d.record.URL,
 		"webhooks", d.whoSendsWebhooks())
 	return nil
+}
+
+// writeRecord writes the daemon's record with a report of the modules.
+func (d *daemon) writeRecord(modules []moduleReport) error {
+	record := d.record
+	record.Modules = modules
+	return replaceFile(filepath.Join(d.app.data, recordName), marshal(record))
 }
 
 // listen opens the address, and returns the scheme of its URL. It loads the certificate once,
@@ -564,7 +569,7 @@ func (d *daemon) showRecord(record object) {
 	fmt.Fprintln(d.out, sanitize(line))
 }
 
-// followModules writes report.json and prints the banner, both delayed while modules are not
+// followModules writes the report and prints the banner, both delayed while modules are not
 // ready, as long as clients wait for them. Then it writes each new report until ctx ends.
 // Later banners would be noise: the log says what changes. A report that can't be written is
 // no reason to stop, because only usher modules reads it.
@@ -579,7 +584,7 @@ func (d *daemon) followModules(ctx context.Context) {
 		// Before the report: a change during the report then leads to another one.
 		changed := d.registry.Changed()
 		modules := d.app.report(d.registry, scopeAll(), scopeAll(), d.record)
-		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
+		if err := d.writeRecord(modules); err != nil {
 			d.log.Warn("writing the report", "err", err)
 		}
 		if settled {
