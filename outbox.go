@@ -49,7 +49,6 @@ type outbox struct {
 
 	mu    sync.Mutex
 	ended bool // the outbox accepts no more messages
-	gone  bool // the client has gone: what was queued is dropped
 	queue []frame
 	bytes int64 // in queue
 }
@@ -79,7 +78,7 @@ func (o *outbox) finish(last frame, stream bool) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	isStream := o.wake != nil || stream && o.startLocked()
-	if isStream && last.msg != nil {
+	if isStream && !o.ended && last.msg != nil {
 		o.queueLocked(last)
 	}
 	o.ended = true
@@ -111,7 +110,7 @@ func (o *outbox) startLocked() bool {
 func (o *outbox) queueLocked(f frame) bool {
 	n := int64(len(f.msg))
 	full := o.bytes > 0 && o.bytes+n > maxOutbox
-	if o.gone || full || o.held.grow(n) != nil {
+	if full || o.held.grow(n) != nil {
 		o.disconnectLocked()
 		return false
 	}
@@ -125,45 +124,43 @@ func (o *outbox) queueLocked(f frame) bool {
 func (o *outbox) writeLoop() {
 	defer close(o.done)
 	defer o.disconnect()
-	silent := time.NewTicker(keepAlive)
-	defer silent.Stop()
 	for {
-		var err error
-		f, over := o.next()
-		switch {
-		case over:
+		f, ok := o.next()
+		if !ok {
 			return
-		case f != nil:
-			err = o.write(*f)
-			o.held.shrink(int64(len(f.msg)))
-		default:
-			select {
-			case <-o.ctx.Done():
-				return
-			case <-o.wake:
-			case <-silent.C:
-				err = o.write(frame{})
-			}
 		}
+		err := o.write(f)
+		o.held.shrink(int64(len(f.msg)))
 		if err != nil {
 			return
 		}
 	}
 }
 
-// next takes the next frame off the queue, or returns nil if the queue is empty. It
-// reports over if nothing more must be written.
-func (o *outbox) next() (f *frame, over bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if len(o.queue) == 0 {
-		return nil, o.gone || o.ended
+// next takes the next frame off the queue. It waits for one, and returns a comment if there
+// is none within keepAlive. It returns false if nothing more must be written.
+func (o *outbox) next() (f frame, ok bool) {
+	for {
+		o.mu.Lock()
+		ended := o.ended
+		if len(o.queue) > 0 {
+			f, ok = o.queue[0], true
+			o.queue[0] = frame{} // so that the array does not keep the message in memory
+			o.queue = o.queue[1:]
+			o.bytes -= int64(len(f.msg))
+		}
+		o.mu.Unlock()
+		if ok || ended {
+			return f, ok
+		}
+		select {
+		case <-o.ctx.Done():
+			return frame{}, false
+		case <-o.wake:
+		case <-time.After(keepAlive):
+			return frame{}, true
+		}
 	}
-	first := o.queue[0]
-	o.queue[0] = frame{} // so that the array does not keep the message in memory
-	o.queue = o.queue[1:]
-	o.bytes -= int64(len(first.msg))
-	return &first, false
 }
 
 // disconnect gives up the connection and drops the queued messages.
@@ -176,7 +173,6 @@ func (o *outbox) disconnect() {
 // disconnectLocked does the work of disconnect. The caller holds o.mu.
 func (o *outbox) disconnectLocked() {
 	o.held.shrink(o.bytes)
-	o.gone = true
 	o.ended = true
 	o.queue = nil
 	o.bytes = 0
