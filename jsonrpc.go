@@ -372,21 +372,17 @@ func newLineReader(r io.Reader, limit int) *lineReader {
 // which reading can continue, or the reader's.
 func (l *lineReader) next() ([]byte, error) {
 	const maxLineStart = 1 << 10
-	var line, start []byte
+	var line []byte
 	for {
 		part, err := l.r.ReadSlice('\n')
-		line = append(line, part...)
-		if len(line) > l.limit+1 {
-			if start == nil {
-				start = bytes.Clone(line[:min(len(line), maxLineStart)])
-			}
-			line = line[:0]
+		if len(line) <= l.limit+1 {
+			line = append(line, part...)
 		}
 		if err == bufio.ErrBufferFull {
 			continue
 		}
-		if start != nil {
-			return start, errLineTooLong
+		if len(line) > l.limit+1 {
+			return bytes.Clone(line[:min(len(line), maxLineStart)]), errLineTooLong
 		}
 		line = bytes.TrimRight(line, " \t\r\n")
 		if len(line) > 0 {

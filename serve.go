@@ -559,12 +559,8 @@ func (d *daemon) showRecord(record object) {
 		return
 	}
 	line := time.Now().Format(time.TimeOnly) + "  " + record.text("msg")
-	for _, m := range record {
-		switch m.key {
-		case "time", "level", "msg":
-		default:
-			line += "  " + m.key + "=" + record.text(m.key)
-		}
+	for _, m := range record.without("time", "level", "msg") {
+		line += "  " + m.key + "=" + record.text(m.key)
 	}
 	fmt.Fprintln(d.out, sanitize(line))
 }

@@ -163,7 +163,7 @@ func (a *app) print(name string, v any, asJSON bool) {
 func writeText(w io.Writer, name string, v any) {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
-		"left":  func(at time.Time) string { return formatLeft(time.Until(at)) },
+		"left":  formatLeft,
 		"note":  func(text string) string { return sanitizeLines(text, "\n      ") },
 	})
 	var text bytes.Buffer // so that records of the log don't come in between
@@ -216,9 +216,9 @@ func sanitizeLines(text, separator string) string {
 	return strings.ReplaceAll(printable, "\n", separator)
 }
 
-// formatLeft formats a duration in days, hours and minutes, rounded up.
-func formatLeft(d time.Duration) string {
-	minutes := (max(d, 1) + time.Minute - 1) / time.Minute
+// formatLeft formats the time until an instant in days, hours and minutes, rounded up.
+func formatLeft(at time.Time) string {
+	minutes := (max(time.Until(at), 1) + time.Minute - 1) / time.Minute
 	var parts []string
 	for i, n := range []time.Duration{minutes / (24 * 60), minutes / 60 % 24, minutes % 60} {
 		if n > 0 {
