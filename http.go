@@ -10,7 +10,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -483,7 +482,7 @@ func writeBody(w http.ResponseWriter, parts ...[]byte) error {
 // that different lists of parts have different hashes.
 func hashOf(parts ...string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
-	return hex.EncodeToString(sum[:16])
+	return fmt.Sprintf("%x", sum[:16])
 }
 
 // errText returns an error's text without paths. Callers add the path if the reader may

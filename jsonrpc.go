@@ -3,8 +3,8 @@
 // with it. Nothing here depends on either.
 //
 // Messages are carried as raw JSON. encoding/json checks that they are valid, but decodes
-// only strings and errors (see parseRPCError): its structs match keys without regard to
-// case ("METHOD" would override "method"), and its numbers lose digits.
+// only strings and errors: its structs match keys without regard to case ("METHOD" would
+// override "method"), and its numbers lose digits.
 
 package main
 
@@ -87,7 +87,9 @@ func parseMessage(raw []byte) (*Message, error) {
 		m.Result = object{}
 	}
 	if e := o.get("error"); !isNull(e) {
-		m.Err = parseRPCError(e)
+		// A peer that sends a malformed error has failed anyway, so it is parsed as far as possible.
+		m.Err = &rpcError{Code: codeInternal, Message: "unspecified error"}
+		_ = json.Unmarshal(e, m.Err)
 	}
 	id := o.get("id")
 	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
@@ -129,14 +131,6 @@ func checkJSON(raw []byte, what string) error {
 	}
 	reason := json.Unmarshal(raw, new(json.RawMessage))
 	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, reason)
-}
-
-// parseRPCError parses an error member as far as possible: a peer that sends a malformed
-// error has failed anyway.
-func parseRPCError(raw json.RawMessage) *rpcError {
-	e := &rpcError{Code: codeInternal, Message: "unspecified error"}
-	_ = json.Unmarshal(raw, e)
-	return e
 }
 
 // encode returns the message on one line, if its values are. It omits an absent id from an
@@ -195,16 +189,12 @@ func marshal(v any) json.RawMessage {
 }
 
 // quote returns s as a JSON string.
-func quote(s string) json.RawMessage { return appendQuoted(nil, s) }
-
-// appendQuoted appends s as a JSON string. Most strings need no escapes, which are the same
-// in Go and in JSON then.
-func appendQuoted(b []byte, s string) []byte {
-	quoted := strconv.AppendQuoteToASCII(b, s)
-	if len(quoted) == len(b)+len(`""`)+len(s) {
+func quote(s string) json.RawMessage {
+	quoted := strconv.AppendQuoteToASCII(nil, s)
+	if len(quoted) == len(s)+len(`""`) { // most strings need no escapes, which differ from those of Go
 		return quoted
 	}
-	return append(b, marshal(s)...)
+	return marshal(s)
 }
 
 // unquote decodes a JSON string, and reports whether raw is one.
@@ -256,7 +246,7 @@ func (o object) encode() json.RawMessage {
 		if f.value == nil {
 			continue
 		}
-		b = appendQuoted(b, f.key)
+		b = append(b, quote(f.key)...)
 		b = append(b, ':')
 		b = append(b, f.value...)
 		b = append(b, ',')
