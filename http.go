@@ -128,24 +128,15 @@ func catch(log *slog.Logger, err *error) {
 // requestIDHeader carries a request's id, which the log contains too.
 const requestIDHeader = "X-Request-Id"
 
-// audience is the set of clients that are served without a secret or a claim code.
-type audience int
-
-const (
-	nobody      audience = iota
-	thisMachine          // requests without a proxy's headers
-	anyone
-)
-
-// includes reports whether a request is from the audience. A proxied request may come from
+// isProxied reports whether a request came through a proxy. Such a request may come from
 // anywhere, even if the daemon listens on loopback only.
-func (a audience) includes(r *http.Request) bool {
+func isProxied(r *http.Request) bool {
 	for name := range r.Header {
 		if strings.HasPrefix(name, "X-Forwarded-") || slices.Contains(proxyHeaders, name) {
-			return a == anyone
+			return true
 		}
 	}
-	return a != nobody
+	return false
 }
 
 // proxyHeaders are headers that only proxies add, in addition to X-Forwarded-*.
@@ -157,7 +148,6 @@ var proxyHeaders = []string{"Forwarded", "Via", "X-Real-Ip", "Cf-Connecting-Ip"}
 type originPolicy struct {
 	hosts   []string // lower case, without port
 	origins []string // lower case, "scheme://host[:port]"
-	mcp     audience // of the MCP endpoint, before claims are checked
 }
 
 // mcpFlags are the flags that admit MCP requests from other machines.

@@ -75,11 +75,10 @@ type serveFlags struct {
 	registry     *registryConfig
 	addr         string
 	origins      originPolicy
-	publicURL    string // ends with a slash; "" for none
-	requireClaim bool   // MCP clients need a claim
-	open         bool   // MCP clients on other machines need no claim
-	watch        *bool  // nil if the flag is not given
-	openWebhooks bool
+	publicURL    string        // ends with a slash; "" for none
+	requireClaim bool          // MCP clients need a claim
+	open         bool          // MCP clients on other machines need no claim
+	watch        *bool         // nil if the flag is not given
 	webhooks     webhookConfig // complete after check
 	maxBody      int64         // bytes
 	tlsCert      string        // path
@@ -104,7 +103,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	})
 	fs.BoolVar(&f.open, "open", false,
 		"serve all modules to anyone who can reach the address")
-	fs.BoolVar(&f.openWebhooks, "open-webhooks", false,
+	fs.BoolVar(&f.webhooks.open, "open-webhooks", false,
 		"accept webhooks from anyone who can reach the address")
 	fs.BoolVar(&f.webhooks.acceptSignatures, "accept-signatures", false,
 		"let a webhook's verified @signature replace the secret")
@@ -177,30 +176,24 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	// Without a secret, only programs of this machine may deliver, and not even they if clients
 	// need a claim: one without a claim could call methods by way of the webhooks.
 	reachable := f.exposure()
-	if f.openWebhooks {
-		f.webhooks.audience = anyone
-	} else if reachable == "" && !f.requireClaim {
-		f.webhooks.audience = thisMachine
-	}
-	// A session without a code has full access. A request through a proxy may come from anywhere,
-	// so it is served only if the owner has decided what clients elsewhere may do.
-	f.origins.mcp = thisMachine
-	if f.open || f.requireClaim {
-		f.origins.mcp = anyone
-	}
+	f.webhooks.local = reachable == "" && !f.requireClaim
 	switch {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s is empty or has white space around it: change or unset it",
 			webhookSecretVar)
 	case f.webhooks.timeout <= 0:
 		return usageErrorf("-webhook-timeout: want more than 0")
-	case reachable != "" && !f.open && !f.requireClaim:
+	case reachable != "" && !f.servesOthers():
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
 			"or use -addr 127.0.0.1:%s without -allow-host and -public-url",
 			reachable, mcpFlags, port)
 	}
 	return nil
 }
+
+// servesOthers reports whether the owner has decided what MCP clients elsewhere may do. A
+// session without a code has full access.
+func (f *serveFlags) servesOthers() bool { return f.open || f.requireClaim }
 
 // exposure returns a name or address by which other machines can reach the daemon, or
 // "" if none can. A name of -allow-host counts: whoever allows it expects requests from
@@ -279,15 +272,14 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if approved != nil { // the first record contains the address
 		d.log.Warn("approved all modules; later changes need usher approve", approved...)
 	}
-	claims := openClaims(a.data, d.log)
-	defer claims.Close()
+	a.claims.log = d.log
 	key, err := readSessionKey(a.data, d.log)
 	if err != nil {
 		return fmt.Errorf("writing the key of sessions: %w", err)
 	}
 	return a.withRegistry(roots, *config, func(r *Registry) error {
 		d.registry = r
-		return d.serve(ctx, newGate(claims, key, flags.requireClaim, d.log))
+		return d.serve(ctx, newGate(a.claims, key, flags.requireClaim, d.log))
 	})
 }
 
@@ -336,14 +328,15 @@ func (d *daemon) announce(roots []string) error {
 		// knows, and can say with -public-url.
 		addr.IP = net.IPv4(127, 0, 0, 1)
 	}
+	hooks := d.flags.webhooks
 	d.record = daemonRecord{
 		PID:             os.Getpid(),
 		URL:             cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/"),
 		Roots:           roots,
 		RequireClaim:    d.flags.requireClaim,
 		RequireApproval: d.flags.needsApproval(),
-		Secret:          d.flags.webhooks.secret != "",
-		WebhooksOff:     d.flags.webhooks.secret == "" && d.flags.webhooks.audience == nobody,
+		Secret:          hooks.secret != "",
+		WebhooksOff:     hooks.secret == "" && !hooks.open && !hooks.local,
 	}
 	if err := d.writeRecord(nil); err != nil {
 		return err
@@ -522,7 +515,7 @@ func (d *daemon) route(w http.ResponseWriter, r *http.Request) error {
 		return d.webhooks.serve(w, r)
 	}
 	switch {
-	case !origins.mcp.includes(r):
+	case !d.flags.servesOthers() && isProxied(r):
 		return httpErrorf(http.StatusBadRequest,
 			"this request came through a proxy: start usher serve with %s", mcpFlags)
 	case r.Method == http.MethodGet && parseAccept(r.Header).html:

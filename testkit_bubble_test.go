@@ -81,7 +81,6 @@ func (b *bubble) start(t *testing.T) {
 		stopped:  stopped,
 	})
 	d := &daemon{flags: &serveFlags{}, log: log, server: b.server, registry: b.server.modules}
-	d.flags.origins.mcp = thisMachine
 	b.conns = make(pipes)
 	web := &http.Server{Handler: d}
 	limitConnections(web, cmp.Or(b.files, 1<<20))

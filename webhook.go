@@ -41,9 +41,10 @@ const (
 // webhookConfig says which senders may deliver, and how long a delivery may take. Most providers
 // give up after some seconds and deliver again, so the timeout is shorter than that of calls.
 type webhookConfig struct {
-	secret           string   // "" if no secret is set
-	audience         audience // the senders that need no secret, if none is set
-	acceptSignatures bool     // a verified signature replaces the secret
+	secret           string // "" if no secret is set
+	open             bool   // if no secret is set, senders need none
+	local            bool   // if no secret is set, senders on this machine need none
+	acceptSignatures bool   // a verified signature replaces the secret
 	timeout          time.Duration
 }
 
@@ -153,7 +154,7 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	d.hasSecret = h.secret == "" || hmac.Equal(got[:], want[:])
 	d.authenticated = d.hasSecret
 	switch {
-	case h.secret == "" && !h.audience.includes(r):
+	case h.secret == "" && !h.open && (!h.local || isProxied(r)):
 		return httpErrorf(http.StatusUnauthorized,
 			"webhooks are off: set %s or -open-webhooks", webhookSecretVar)
 	case !d.authenticated && !(h.acceptSignatures && signatureSize(r.Header) > 0):

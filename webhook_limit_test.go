@@ -186,7 +186,7 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 				h := &Webhooks{
 					webhookConfig: webhookConfig{
 						secret:           row.secret,
-						audience:         anyone,
+						open:             true,
 						acceptSignatures: true,
 					},
 					modules: fixedRegistry(newCatalog([]*Module{m})),
