@@ -328,7 +328,11 @@ func newMemory(maxBody int64, strangers any) *memory {
 // open returns an empty reservation for a principal. Principals are compared with ==. The
 // caller must end the reservation.
 func (m *memory) open(principal any) *reservation {
-	return &reservation{memory: m, principal: principal}
+	r := &reservation{memory: m, principal: principal, counter: &m.known}
+	if principal == m.strangers {
+		r.counter = &m.unknown
+	}
+	return r
 }
 
 // dropOldest drops the oldest arriving body, and reports whether there was one.
@@ -359,25 +363,18 @@ var (
 type reservation struct {
 	memory    *memory
 	principal any
+	counter   *counter[any]            // of bytes held for principals like this one
 	size      atomic.Int64             // bytes
 	control   *http.ResponseController // of a request whose body arrives; some tests support no deadlines
 }
 
 // isUnknown reports whether the reservation is that of an unauthenticated sender.
-func (r *reservation) isUnknown() bool { return r.principal == r.memory.strangers }
-
-// counter returns the counter of the reservation's bytes.
-func (r *reservation) counter() *counter[any] {
-	if r.isUnknown() {
-		return &r.memory.unknown
-	}
-	return &r.memory.known
-}
+func (r *reservation) isUnknown() bool { return r.counter == &r.memory.unknown }
 
 // grow counts n more bytes, or returns errNoRoom. If unauthenticated senders have no room,
 // their oldest bodies that are still arriving make room.
 func (r *reservation) grow(n int64) error {
-	for !r.counter().reserve(r.principal, n) {
+	for !r.counter.reserve(r.principal, n) {
 		if !r.isUnknown() || !r.memory.dropOldest() {
 			return errNoRoom
 		}
@@ -389,11 +386,11 @@ func (r *reservation) grow(n int64) error {
 // shrink gives back n bytes.
 func (r *reservation) shrink(n int64) {
 	r.size.Add(-n)
-	r.counter().release(r.principal, n)
+	r.counter.release(r.principal, n)
 }
 
 // end gives back all bytes. It may be called again.
-func (r *reservation) end() { r.counter().release(r.principal, r.size.Swap(0)) }
+func (r *reservation) end() { r.counter.release(r.principal, r.size.Swap(0)) }
 
 // receive reads the body of a request. If the announced length of the body is over the
 // limit, receive reads nothing. The body of an unauthenticated sender may be dropped to make

@@ -1,10 +1,11 @@
 // The daemon: usher serve, from its flags to the end of the last process, and its output.
 //
 // It starts in an order in which each step may fail without harm. The flags are checked
-// first. The lock of the base folder comes before the approvals, the address and the record,
+// first. The lock of the base folder comes before the address, the record and the approvals,
 // so that a second daemon changes nothing. The record is written once the address is open, so
-// that other commands print no URL that does not work. The claims and the modules come last,
-// because their errors go to the log.
+// that other commands print no URL that does not work. The first request is answered after the
+// approvals, so that no module runs without a record of them. The claims and the modules come
+// last, because their errors go to the log.
 //
 // It ends in the opposite order. Streams end at once, calls get some time, and the processes
 // of the modules end when no handler can call them any more.
@@ -256,21 +257,16 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer lock.Close() // last, when the record is gone
-	// The approvals come before the address: no request may run a module without a record.
-	var approved []any
-	if flags.needsApproval() {
-		config.Approved = filepath.Join(a.data, approvedName)
-		if approved, err = d.approveFirst(ctx, config.Approved, roots); err != nil {
-			return err
-		}
-	}
 	if err := d.announce(roots); err != nil {
 		return err
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
-	if approved != nil { // the first record contains the address
-		d.log.Warn("approved all modules; later changes need usher approve", approved...)
+	if flags.needsApproval() {
+		config.Approved = filepath.Join(a.data, approvedName)
+		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
+			return err
+		}
 	}
 	a.claims.log = d.log
 	key, err := readSessionKey(a.data, d.log)
@@ -301,17 +297,20 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 // approveFirst approves the modules below folders that have no record of approved modules:
 // whoever starts usher there for the first time wants the modules to run. A folder with a
 // record gets no new approvals, so neither a crash nor a reboot lets a planted file run.
-// approveFirst returns attributes for the log, or nil if every folder had a record.
-func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
+func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) error {
 	list, err := readApprovals(path)
 	fresh := slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
 		return list[root] != nil
 	})
 	if err != nil || len(fresh) == 0 {
-		return nil, err
+		return err
 	}
 	news, err := approve(ctx, d.app.data, roots, fresh, fresh)
-	return []any{"below", strings.Join(fresh, ", "), "modules", len(news)}, err
+	if err == nil {
+		d.log.Warn("approved all modules; later changes need usher approve",
+			"below", strings.Join(fresh, ", "), "modules", len(news))
+	}
+	return err
 }
 
 // announce opens the address, and writes the daemon's record for the other commands. The

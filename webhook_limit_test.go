@@ -252,7 +252,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 			getenv:        func(string) string { return "k" },
 			inFlight:      counter[*Principal]{perKey: maxInFlight},
 		}
-		used := h.memory.open(row.principal).counter()
+		used := h.memory.open(row.principal).counter
 		full := used.perKey - row.left
 		used.reserve(row.principal, full)
 		w := httptest.NewRecorder()
