@@ -133,38 +133,31 @@ func checkJSON(raw []byte, what string) error {
 	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, reason)
 }
 
-// encode returns the message on one line, if its values are. It omits an absent id from an
-// error: unlike JSON-RPC, MCP's schema has no null ids.
-func (m *Message) encode() []byte {
-	o := object{{"jsonrpc", json.RawMessage(`"2.0"`)}, {"id", m.ID}}
-	if m.Method != "" {
-		o = append(o, member{"method", quote(m.Method)})
-	}
-	if m.Params != nil {
-		o = append(o, member{"params", m.Params.encode()})
-	}
-	if m.Result != nil {
-		o = append(o, member{"result", m.Result.encode()})
-	}
-	if m.Err != nil {
-		o = append(o, member{"error", marshal(m.Err)})
-	}
-	return o.encode()
-}
-
-// encodeRequest encodes a request, or a notification if id is nil.
+// encodeRequest encodes a request, or a notification if id is nil, on one line, if its params
+// are. Nil params are omitted.
 func encodeRequest(id json.RawMessage, method string, params object) []byte {
-	return (&Message{ID: id, Method: method, Params: params}).encode()
+	var text json.RawMessage
+	if params != nil {
+		text = params.encode()
+	}
+	return encodeMessage(id, member{"method", quote(method)}, member{"params", text})
 }
 
 // encodeResult encodes a successful response.
 func encodeResult(id json.RawMessage, result object) []byte {
-	return (&Message{ID: id, Result: result}).encode()
+	return encodeMessage(id, member{"result", result.encode()})
 }
 
-// encodeError encodes an error response.
+// encodeError encodes an error response. It omits an absent id: unlike JSON-RPC, MCP's schema
+// has no null ids.
 func encodeError(id json.RawMessage, err error) []byte {
-	return (&Message{ID: id, Err: asRPCError(err)}).encode()
+	return encodeMessage(id, member{"error", marshal(asRPCError(err))})
+}
+
+// encodeMessage encodes a message with an id, unless it is nil, and the other members.
+func encodeMessage(id json.RawMessage, others ...member) []byte {
+	version := member{"jsonrpc", json.RawMessage(`"2.0"`)}
+	return append(object{version, {"id", id}}, others...).encode()
 }
 
 // oneLine returns raw on one line, because a pretty-printed body would break framing. JSON
