@@ -237,8 +237,9 @@ type connInfo struct {
 }
 
 // limitConnections limits the connections of a server. files is the number of files that
-// the process may open; some remain for the claims file and for new processes.
-func limitConnections(web *http.Server, files int) {
+// the process may open; some remain for the claims file and for new processes. connContext
+// returns the context of a new connection, to which limitConnections adds its own value.
+func limitConnections(web *http.Server, files int, connContext func(context.Context) context.Context) {
 	c := &connections{
 		most: max(200, min(maxConns, files/2)),
 		all:  max(200, files/4*3),
@@ -246,7 +247,7 @@ func limitConnections(web *http.Server, files int) {
 	}
 	web.ConnState = c.set
 	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
-		return context.WithValue(ctx, connsKey{}, func() {
+		return context.WithValue(connContext(ctx), connsKey{}, func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if _, open := c.open[conn]; open {
@@ -394,7 +395,7 @@ func (r *reservation) end() { r.counter.release(r.principal, r.size.Swap(0)) }
 
 // receive reads the body of a request. If the announced length of the body is over the
 // limit, receive reads nothing. The body of an unauthenticated sender may be dropped to make
-// room. Errors are *fault, and end the reservation. Reading a body to its end also lets
+// room. Errors are *fault. Reading a body to its end also lets
 // net/http notice that the client disconnects.
 func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []byte, err error) {
 	limit := r.memory.maxBody
@@ -407,7 +408,6 @@ func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []
 	if err == nil {
 		return body, nil
 	}
-	r.end()
 	w.Header().Set("Connection", "close") // the rest of the body is not read
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {

@@ -429,11 +429,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	}
 	// Each connection has two facts: whether its client has shown something valid, and which
 	// codes came over it. http.go knows nothing of codes, so they are added here.
-	limitConnections(web, openFilesLimit())
-	limited := web.ConnContext
-	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
-		return rememberCodes(limited(ctx, conn))
-	}
+	limitConnections(web, openFilesLimit(), rememberCodes)
 	// Everything that runs beside the requests ends with ctx and is waited for below, so that
 	// nothing uses the registry or the claims after serve has returned.
 	var parts sync.WaitGroup

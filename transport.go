@@ -266,10 +266,11 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	held := s.memory.open(from.principal)
 	// GET has no body, but a client may send one. Unread, it could delay other requests of the
 	// connection.
-	if _, err := held.receive(w, r); err != nil {
+	_, err = held.receive(w, r)
+	held.end()
+	if err != nil {
 		return err
 	}
-	held.end()
 	// Each stream costs a connection and a goroutine for as long as the client likes.
 	if !s.streams.reserve(from.principal, 1) {
 		return errManyStreams
