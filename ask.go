@@ -34,10 +34,8 @@ func (s *Session) ask(
 	// this one.
 	id := quote("usher-" + rand.Text())
 	answer := make(chan *Message, 1)
-	if err := s.asked.add(string(id), answer); err != nil {
-		return nil, err
-	}
-	defer s.asked.remove(string(id))
+	s.asked.Store(string(id), answer)
+	defer s.asked.Delete(string(id))
 	if !send(encodeRequest(id, method, params)) {
 		return nil, errUnheard
 	}
@@ -47,6 +45,8 @@ func (s *Session) ask(
 			return nil, msg.Err
 		}
 		return msg.Result, nil
+	case <-s.hears.Done():
+		return nil, errUnheard
 	case <-ctx.Done():
 		cancelled := object{{"requestId", id}}
 		send(encodeRequest(nil, "notifications/cancelled", cancelled))

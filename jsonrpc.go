@@ -1,6 +1,5 @@
 // JSON-RPC 2.0 as MCP uses it: messages, ids, error codes, framing with one message per
-// line, and the table of requests in flight. usher talks to clients and to module processes
-// with it. Nothing here depends on either.
+// line. usher talks to clients and to module processes with it. Nothing here depends on either.
 //
 // Messages are carried as raw JSON. encoding/json checks that they are valid, but decodes
 // only strings and errors: its structs match keys without regard to case ("METHOD" would
@@ -19,7 +18,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"unicode/utf8"
 )
 
@@ -383,56 +381,4 @@ func wake(c chan struct{}) {
 	case c <- struct{}{}:
 	default:
 	}
-}
-
-// inflight is a table of requests that were sent or received and not yet answered. The
-// zero value is empty. Safe for concurrent use.
-type inflight[T any] struct {
-	mu     sync.Mutex
-	m      map[string]T // by key
-	closed error        // not nil: the table accepts no more entries
-}
-
-// add adds v under key. It returns an error if the key is taken. If the table was closed,
-// it returns the error that was passed to close.
-func (t *inflight[T]) add(key string, v T) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed != nil {
-		return t.closed
-	}
-	if _, taken := t.m[key]; taken {
-		return rpcErrorf(codeInvalidRequest, "request id %s is already in use", key)
-	}
-	if t.m == nil {
-		t.m = make(map[string]T)
-	}
-	t.m[key] = v
-	return nil
-}
-
-// size returns the number of entries.
-func (t *inflight[T]) size() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.m)
-}
-
-// remove removes and returns the entry under key.
-func (t *inflight[T]) remove(key string) (T, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	v, ok := t.m[key]
-	delete(t.m, key)
-	return v, ok
-}
-
-// close empties the table and returns its entries. Later calls of add return err.
-func (t *inflight[T]) close(err error) []T {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	list := slices.Collect(maps.Values(t.m))
-	t.m = nil
-	t.closed = err
-	return list
 }

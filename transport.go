@@ -172,7 +172,7 @@ func (s *Server) sessionOf(
 	case !begins && from.session == nil:
 		return nil, errNoID
 	case !begins:
-		return from.session, nil
+		return from.session, context.Cause(from.session.life) // it may have ended while the body arrived
 	}
 	protocol, caps, err := parseInitialize(params)
 	if err == nil {
@@ -362,7 +362,7 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	d.mu.Lock()
 	d.close()
 	d.mu.Unlock()
-	d.from.session.failAsks()
+	d.from.session.deafen()
 	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
 	d.requests.Wait()
 	d.out.end()
