@@ -736,7 +736,7 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 			if err := checkDefinition(key, item); err != nil {
 				m.Problems = append(m.Problems, err.Error())
 			} else {
-				m.Lists[key] = append(m.Lists[key], oneLine(item))
+				m.Lists[key] = append(m.Lists[key], item)
 			}
 		}
 	}

@@ -400,7 +400,6 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped, cancelCalls := context.WithCancelCause(context.Background())
-	stop := func() { cancelCalls(errStopping) }
 	memory := newMemory(d.flags.maxBody, strangers)
 	d.webhooks = &Webhooks{
 		webhookConfig: d.flags.webhooks,
@@ -437,7 +436,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	parts.Go(func() { d.followModules(ctx) })
 	parts.Go(func() {
 		<-ctx.Done()
-		shutDown(web, stop)
+		shutDown(web, func() { cancelCalls(errStopping) })
 	})
 	// Serve also returns if the listener fails; the other parts must then end, too.
 	err := web.Serve(d.listener)

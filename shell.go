@@ -132,7 +132,7 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 		value := members(arguments).get(p.name)
 		text, ok := unquote(value)
 		if !ok { // other values are JSON, and omitted ones ""
-			text = strings.TrimPrefix(string(oneLine(value)), "null")
+			text = strings.TrimPrefix(string(value), "null")
 		}
 		if strings.Contains(text, "\x00") {
 			return nil, fmt.Errorf("parameter %q contains U+0000: remove it", p.name)

@@ -121,16 +121,16 @@ func resolveRoots(dirs []string) (roots []string, err error) {
 // withRegistry calls do with a registry of the modules under dirs; see resolveRoots. The
 // registry is closed when do returns. c has the rest of its configuration.
 func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
-	var err error
-	c.Roots, err = resolveRoots(dirs)
+	roots, err := resolveRoots(dirs)
+	if err == nil {
+		err = checkNesting(a.getenv(nestedVar), roots)
+	}
 	if err != nil {
 		return err
 	}
+	c.Roots = roots
 	if c.Served == nil {
-		c.Served = c.Roots
-	}
-	if err := checkNesting(a.getenv(nestedVar), c.Roots); err != nil {
-		return err
+		c.Served = roots
 	}
 	c.CacheDir = filepath.Join(a.data, "cache")
 	r := newRegistry(c)
