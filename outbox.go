@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -205,12 +206,9 @@ func lineWriter(w io.Writer) func(frame) error {
 		if f.msg == nil {
 			return nil
 		}
-		for _, part := range f.parts("\n") {
-			if _, err := w.Write(part); err != nil {
-				return err
-			}
-		}
-		return nil
+		parts := net.Buffers(f.parts("\n"))
+		_, err := parts.WriteTo(w)
+		return err
 	}
 }
 
