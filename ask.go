@@ -34,10 +34,8 @@ func (s *Session) ask(
 	// this one.
 	id := quote("usher-" + rand.Text())
 	answer := make(chan *Message, 1)
-	if err := s.asked.add(string(id), answer); err != nil {
-		return nil, err
-	}
-	defer s.asked.remove(string(id))
+	s.asked.Store(string(id), answer)
+	defer s.asked.Delete(string(id))
 	if !send(encodeRequest(id, method, params)) {
 		return nil, errUnheard
 	}
@@ -47,6 +45,8 @@ func (s *Session) ask(
 			return nil, msg.Err
 		}
 		return msg.Result, nil
+	case <-s.hears.Done():
+		return nil, errUnheard
 	case <-ctx.Done():
 		cancelled := object{{"requestId", id}}
 		send(encodeRequest(nil, "notifications/cancelled", cancelled))
@@ -110,8 +110,8 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 		}
 		return c.next(r.ctx)
 	}
-	held, err := r.held.open(r.held.size.Load())
-	if err != nil {
+	held := r.server.memory.open(r.from.principal)
+	if err := held.grow(r.held.size.Load()); err != nil {
 		return nil, err
 	}
 	c := &suspendedCall{
@@ -335,13 +335,12 @@ func (c *suspendedCall) continuedBy(r *request) bool {
 		sameMembers(c.request.params.object(arguments), r.params.object(arguments))
 }
 
-// sameMembers reports whether two objects have the same members, in any order. White space
-// does not count.
+// sameMembers reports whether two objects have the same members, in any order.
 func sameMembers(a, b object) bool {
 	byKey := func(x, y member) int { return strings.Compare(x.key, y.key) }
 	slices.SortFunc(a, byKey)
 	slices.SortFunc(b, byKey)
 	return slices.EqualFunc(a, b, func(x, y member) bool {
-		return x.key == y.key && bytes.Equal(compact(x.value), compact(y.value))
+		return x.key == y.key && bytes.Equal(x.value, y.value)
 	})
 }

@@ -300,7 +300,7 @@ func FuzzCheckStateless(f *testing.F) {
 		session, err := newStatelessSession(h, msg.Method, list, everyone)
 		if err == nil {
 			said := msg.Params.get("_meta")
-			object := isObject(field(said, metaClientCaps))
+			object := members(field(said, metaClientCaps)) != nil
 			versions := version == statelessProtocol &&
 				stringField(said, metaProtocol) == version
 			if !versions || !object {

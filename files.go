@@ -203,16 +203,21 @@ func (t *writeToken) use(held string, write func(held string) error) error {
 // and that unchanged returns nil. If another writer has taken the token, replace returns
 // errStartOver and leaves path unchanged.
 func (t *writeToken) replace(held, path string, data []byte, unchanged func() error) error {
-	err := writeFile(path, path+".tmp."+held, data, func() error {
+	temp := path + ".tmp." + held
+	defer os.Remove(temp) // fails after the rename
+	err := writeFile(temp, data, os.O_TRUNC)
+	if err == nil {
 		t.step("written")
-		if _, err := os.Lstat(filepath.Join(t.dir, held)); err != nil {
-			return err
-		}
+		_, err = os.Lstat(filepath.Join(t.dir, held))
+	}
+	if err == nil {
 		t.step("checked")
-		err := unchanged()
+		err = unchanged()
+	}
+	if err == nil {
 		t.step("renaming")
-		return err
-	})
+		err = renameFile(temp, path)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return errStartOver // the token is gone, or the next holder has swept the temporary file
 	}
@@ -250,10 +255,7 @@ func (t *writeToken) tokens() ([]string, error) {
 func (t *writeToken) prepare() error {
 	temp := t.dir + ".tmp." + t.newName()
 	defer os.RemoveAll(temp) // does nothing after the rename
-	err := os.MkdirAll(temp, 0o700)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(temp, tokenFree), nil, 0o600)
-	}
+	err := writeFile(filepath.Join(temp, tokenFree), nil, 0)
 	if err == nil {
 		err = os.Rename(temp, t.dir)
 	}
@@ -304,19 +306,31 @@ func (t *writeToken) sweep() error {
 	return nil
 }
 
-// writeFile writes and syncs a temporary file, calls ready and renames the file to
-// target. Other processes see the old file or the complete new one. A power failure
-// leaves one of the two: the new one, if the caller has synced the folder. Only the owner
-// can read the file.
-func writeFile(target, temp string, data []byte, ready func() error) error {
+// replaceFile atomically replaces a file that only one process writes. Other processes see
+// the old file or the complete new one, also after a power failure. The temporary file that
+// a killed process leaves has the same name each time, so the next call overwrites it.
+func replaceFile(path string, data []byte) error {
+	temp := path + ".new"
 	defer os.Remove(temp) // fails after the rename
-	if err := writeData(temp, data, os.O_TRUNC, 0o600); err != nil {
+	err := writeFile(temp, data, os.O_TRUNC)
+	if err == nil {
+		err = renameFile(temp, path)
+	}
+	if err == nil {
+		err = syncFolder(filepath.Dir(path))
+	}
+	return err
+}
+
+// writeFile writes a file that only its owner can read, and creates its folder if necessary.
+// Until it returns, readers may find an incomplete file. Several processes may write the file
+// at the same time. flag is os.O_TRUNC, or 0 if all of them write the same data: then each of
+// them finds all of it once it has written it.
+func writeFile(path string, data []byte, flag int) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	if err := ready(); err != nil {
-		return err
-	}
-	return renameFile(temp, target)
+	return writeData(path, data, flag, 0o600)
 }
 
 // writeData opens a file with a further flag, writes data, and syncs and closes the file. The
@@ -332,31 +346,6 @@ func writeData(path string, data []byte, flag int, mode fs.FileMode) error {
 	}
 	closeErr := f.Close()
 	return cmp.Or(err, closeErr)
-}
-
-// replaceFile atomically replaces a file that only one process writes, and creates its
-// folder if necessary. The temporary file that a killed process leaves has the same name
-// each time, so the next call overwrites it.
-func replaceFile(path string, data []byte) error {
-	err := os.MkdirAll(filepath.Dir(path), 0o700)
-	if err == nil {
-		err = writeFile(path, path+".new", data, func() error { return nil })
-	}
-	if err == nil {
-		err = syncFolder(filepath.Dir(path))
-	}
-	return err
-}
-
-// writeCacheFile writes a file that several processes may write at the same time, and creates
-// its folder if necessary. It uses no temporary file, which a killed process would leave, so
-// readers may find an incomplete file. flag is os.O_TRUNC, or 0 if all processes write the
-// same data: then each of them finds all of it once it has written it.
-func writeCacheFile(path string, data []byte, flag int) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	return writeData(path, data, flag, 0o600)
 }
 
 // renameFile calls os.Rename, on Windows until no other process has the file open.

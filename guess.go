@@ -96,17 +96,14 @@ func rememberCodes(ctx context.Context) context.Context {
 	return context.WithValue(ctx, codesKey{}, &connectionCodes{valid: make(map[Code]bool)})
 }
 
-// codesOf returns what a request's connection remembers.
-func codesOf(r *http.Request) *connectionCodes {
-	if c, ok := r.Context().Value(codesKey{}).(*connectionCodes); ok {
-		return c
+// recordCode records that a request presents a code, and perhaps that the code was found valid.
+// It reports whether the code is the only one of the request's connection so far, and was found
+// valid.
+func recordCode(r *http.Request, code Code, valid bool) bool {
+	c, ok := r.Context().Value(codesKey{}).(*connectionCodes)
+	if !ok {
+		return false
 	}
-	return &connectionCodes{valid: make(map[Code]bool)}
-}
-
-// present records that a code is presented, and perhaps found valid. It reports whether the
-// code is the only one so far, and was found valid.
-func (c *connectionCodes) present(code Code, valid bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.valid) < 2 {

@@ -10,7 +10,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,7 +46,6 @@ type fault struct {
 	RPC    *rpcError       // the JSON-RPC error to answer with; nil: Msg with codeRefused
 	ID     json.RawMessage // of the failed JSON-RPC request, if known
 	Header http.Header
-	logged bool // the handler has logged it
 }
 
 func (e *fault) Error() string { return e.Msg }
@@ -88,11 +86,7 @@ func (e *fault) because(cause error) *fault {
 }
 
 // errInternal is sent in place of an error whose text is only for the log.
-var errInternal = &fault{
-	Status: http.StatusInternalServerError,
-	Msg:    "internal error: see usher's log",
-	logged: true,
-}
+var errInternal = httpErrorf(http.StatusInternalServerError, "internal error: see usher's log")
 
 // handle calls serve, which answers a request or returns an error. It logs the error and
 // writes it in the endpoint's format. An error without a status is shown as an internal error.
@@ -109,10 +103,11 @@ func handle(
 	}
 	log = log.With("path", clipText(r.URL.Path, maxLogged), "request", w.Header().Get(requestIDHeader))
 	e, known := errors.AsType[*fault](err)
-	if !known {
+	switch {
+	case !known:
 		log.Error("internal error", "err", err)
 		e = errInternal
-	} else if !e.logged {
+	case e != errInternal:
 		log.Info("refused", "status", e.Status, "why", clipText(explain(e), maxLogged))
 	}
 	maps.Copy(w.Header(), e.Header)
@@ -133,24 +128,15 @@ func catch(log *slog.Logger, err *error) {
 // requestIDHeader carries a request's id, which the log contains too.
 const requestIDHeader = "X-Request-Id"
 
-// audience is the set of clients that are served without a secret or a claim code.
-type audience int
-
-const (
-	nobody      audience = iota
-	thisMachine          // requests without a proxy's headers
-	anyone
-)
-
-// includes reports whether a request is from the audience. A proxied request may come from
+// isProxied reports whether a request came through a proxy. Such a request may come from
 // anywhere, even if the daemon listens on loopback only.
-func (a audience) includes(r *http.Request) bool {
+func isProxied(r *http.Request) bool {
 	for name := range r.Header {
 		if strings.HasPrefix(name, "X-Forwarded-") || slices.Contains(proxyHeaders, name) {
-			return a == anyone
+			return true
 		}
 	}
-	return a != nobody
+	return false
 }
 
 // proxyHeaders are headers that only proxies add, in addition to X-Forwarded-*.
@@ -162,7 +148,6 @@ var proxyHeaders = []string{"Forwarded", "Via", "X-Real-Ip", "Cf-Connecting-Ip"}
 type originPolicy struct {
 	hosts   []string // lower case, without port
 	origins []string // lower case, "scheme://host[:port]"
-	mcp     audience // of the MCP endpoint, before claims are checked
 }
 
 // mcpFlags are the flags that admit MCP requests from other machines.
@@ -252,8 +237,9 @@ type connInfo struct {
 }
 
 // limitConnections limits the connections of a server. files is the number of files that
-// the process may open; some remain for the claims file and for new processes.
-func limitConnections(web *http.Server, files int) {
+// the process may open; some remain for the claims file and for new processes. connContext
+// returns the context of a new connection, to which limitConnections adds its own value.
+func limitConnections(web *http.Server, files int, connContext func(context.Context) context.Context) {
 	c := &connections{
 		most: max(200, min(maxConns, files/2)),
 		all:  max(200, files/4*3),
@@ -261,7 +247,7 @@ func limitConnections(web *http.Server, files int) {
 	}
 	web.ConnState = c.set
 	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
-		return context.WithValue(ctx, connsKey{}, func() {
+		return context.WithValue(connContext(ctx), connsKey{}, func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if _, open := c.open[conn]; open {
@@ -340,37 +326,15 @@ func newMemory(maxBody int64, strangers any) *memory {
 	return m
 }
 
-// account is a principal's share of a memory. Principals are compared with ==.
-type account struct {
-	memory    *memory
-	principal any
-}
-
-// isUnknown reports whether the account is that of unauthenticated senders.
-func (a account) isUnknown() bool { return a.principal == a.memory.strangers }
-
-// counter returns the counter of the account's bytes.
-func (a account) counter() *counter[any] {
-	if a.isUnknown() {
-		return &a.memory.unknown
+// open returns an empty reservation for a principal. Principals are compared with ==. The
+// caller must end the reservation.
+func (m *memory) open(principal any) *reservation {
+	r := &reservation{memory: m, principal: principal, counter: &m.known}
+	if principal == m.strangers {
+		r.counter = &m.unknown
 	}
-	return &a.memory.known
+	return r
 }
-
-// reserve counts n more bytes, and reports whether there was room for them. The caller
-// must release them. If unauthenticated senders have no room, their oldest bodies that are
-// still arriving make room.
-func (a account) reserve(n int64) bool {
-	for !a.counter().reserve(a.principal, n) {
-		if !a.isUnknown() || !a.memory.dropOldest() {
-			return false
-		}
-	}
-	return true
-}
-
-// release gives back n bytes.
-func (a account) release(n int64) { a.counter().release(a.principal, n) }
 
 // dropOldest drops the oldest arriving body, and reports whether there was one.
 func (m *memory) dropOldest() bool {
@@ -395,38 +359,56 @@ var (
 		"too many unread answers: read some")
 )
 
-// reservation counts the bytes of a memory that one request uses. Safe for concurrent use.
+// reservation counts the bytes of a memory that one request or connection uses. Safe for
+// concurrent use.
 type reservation struct {
-	account
-	size    atomic.Int64             // bytes
-	control *http.ResponseController // of a request whose body arrives; some tests support no deadlines
+	memory    *memory
+	principal any
+	counter   *counter[any]            // of bytes held for principals like this one
+	size      atomic.Int64             // bytes
+	control   *http.ResponseController // of a request whose body arrives; some tests support no deadlines
 }
 
-// open returns a reservation for a request of n bytes that have arrived already. The
-// caller must end the reservation.
-func (a account) open(n int64) (*reservation, error) {
-	r := &reservation{account: a}
-	return r, r.grow(n)
+// isUnknown reports whether the reservation is that of an unauthenticated sender.
+func (r *reservation) isUnknown() bool { return r.counter == &r.memory.unknown }
+
+// grow counts n more bytes, or returns errNoRoom. If unauthenticated senders have no room,
+// their oldest bodies that are still arriving make room.
+func (r *reservation) grow(n int64) error {
+	for !r.counter.reserve(r.principal, n) {
+		if !r.isUnknown() || !r.memory.dropOldest() {
+			return errNoRoom
+		}
+	}
+	r.size.Add(n)
+	return nil
 }
 
-// receive reads the body of a request of a principal. If the announced length of the body
-// is over the limit, receive reads nothing. The body of an unauthenticated sender may be
-// dropped to make room. The caller must end the reservation, unless there is an error.
-// Errors are *fault. Reading a body to its end also lets net/http notice that the
-// client disconnects.
-func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, held *reservation, err error) {
-	limit := a.memory.maxBody
-	held = &reservation{account: a, control: http.NewResponseController(w)}
-	if r.ContentLength > limit {
+// shrink gives back n bytes.
+func (r *reservation) shrink(n int64) {
+	r.size.Add(-n)
+	r.counter.release(r.principal, n)
+}
+
+// end gives back all bytes. It may be called again.
+func (r *reservation) end() { r.counter.release(r.principal, r.size.Swap(0)) }
+
+// receive reads the body of a request. If the announced length of the body is over the
+// limit, receive reads nothing. The body of an unauthenticated sender may be dropped to make
+// room. Errors are *fault. Reading a body to its end also lets
+// net/http notice that the client disconnects.
+func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []byte, err error) {
+	limit := r.memory.maxBody
+	r.control = http.NewResponseController(w)
+	if req.ContentLength > limit {
 		err = &http.MaxBytesError{Limit: limit}
 	} else {
-		body, err = held.readAll(http.MaxBytesReader(w, r.Body, limit))
+		body, err = r.readAll(http.MaxBytesReader(w, req.Body, limit))
 	}
 	if err == nil {
-		r.Body = http.NoBody // nothing is left to skip
-		return body, held, nil
+		req.Body = http.NoBody // nothing is left to skip
+		return body, nil
 	}
-	held.end()
 	w.Header().Set("Connection", "close") // the rest of the body is not read
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
@@ -439,7 +421,7 @@ func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, h
 	default:
 		err = httpErrorf(http.StatusBadRequest, "can't read the body").because(err)
 	}
-	return nil, nil, err
+	return nil, err
 }
 
 // readAll reads a body until its end or its deadline, or until it is dropped.
@@ -467,21 +449,7 @@ func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 }
 
 // Write counts bytes of the body that have arrived.
-func (r *reservation) Write(part []byte) (int, error) {
-	return len(part), r.grow(int64(len(part)))
-}
-
-// grow counts n more bytes for the request, or returns errNoRoom.
-func (r *reservation) grow(n int64) error {
-	if !r.reserve(n) {
-		return errNoRoom
-	}
-	r.size.Add(n)
-	return nil
-}
-
-// end gives back the bytes.
-func (r *reservation) end() { r.release(r.size.Swap(0)) }
+func (r *reservation) Write(part []byte) (int, error) { return len(part), r.grow(int64(len(part))) }
 
 // writeBody writes parts in chunks, each with a deadline. Without deadlines, a write to a
 // client that vanished would never end once the buffers are full.
@@ -501,12 +469,8 @@ func writeBody(w http.ResponseWriter, parts ...[]byte) error {
 // hashOf returns a hash of the parts, in 32 hexadecimal digits. It quotes the parts, so
 // that different lists of parts have different hashes.
 func hashOf(parts ...string) string {
-	var text []byte
-	for _, part := range parts {
-		text = strconv.AppendQuote(text, part)
-	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:16])
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
+	return fmt.Sprintf("%x", sum[:16])
 }
 
 // errText returns an error's text without paths. Callers add the path if the reader may

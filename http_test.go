@@ -115,9 +115,10 @@ func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handle(w, r, slog.New(slog.DiscardHandler), write, func() error {
 			known := r.Header.Get("Known")
-			body, held, err := account{m, cmp.Or(known, "unknown")}.receive(w, r)
+			held := m.open(cmp.Or(known, "unknown"))
+			defer held.end()
+			body, err := held.receive(w, r)
 			if err == nil {
-				held.end()
 				fmt.Fprint(w, len(body))
 			}
 			return err
@@ -171,22 +172,21 @@ func TestBodiesMakeRoom(t *testing.T) {
 		})
 	}
 	rest := maxHeldUnknown - m.unknown.count("unknown")
-	check(t, "no room is left", account{m, "unknown"}.reserve(rest), true)
+	check(t, "no room is left", m.open("unknown").grow(rest), nil)
 	check(t, "a new body", sendBody(t, s, "", size-1, size-1).status(t), 200)
 	check(t, "the oldest", bodies[0].status(t), 503)
 	m.unknown.release("unknown", rest)
 	for n := range maxHeld/maxHeldOf - 1 {
-		check(t, "a principal has its share",
-			account{m, fmt.Sprint(n)}.reserve(maxHeldOf), true)
-		check(t, "a principal has more", account{m, fmt.Sprint(n)}.reserve(1), false)
+		check(t, "a principal has its share", m.open(fmt.Sprint(n)).grow(maxHeldOf), nil)
+		check(t, "a principal has more", m.open(fmt.Sprint(n)).grow(1), errNoRoom)
 	}
-	last := account{m, "last"}
+	last := m.open("last")
 	check(t, "the last principal takes the part of unauthenticated senders",
-		last.reserve(maxHeldOf), false)
-	check(t, "it has the rest", last.reserve(maxHeldOf-maxHeldUnknown), true)
+		last.grow(maxHeldOf), errNoRoom)
+	check(t, "it has the rest", last.grow(maxHeldOf-maxHeldUnknown), nil)
 	check(t, "a small body of another",
 		sendBody(t, s, "Known: another\r\n", 1, 1).status(t), 503)
-	last.release(maxHeldOf - maxHeldUnknown)
+	last.end()
 	for _, b := range bodies[1:] {
 		io.CopyN(b, zeros{}, 1)
 		check(t, "a body that arrives in the end", b.status(t), 200)

@@ -1,10 +1,9 @@
 // JSON-RPC 2.0 as MCP uses it: messages, ids, error codes, framing with one message per
-// line, and the table of requests in flight. usher talks to clients and to module processes
-// with it. Nothing here depends on either.
+// line. usher talks to clients and to module processes with it. Nothing here depends on either.
 //
 // Messages are carried as raw JSON. encoding/json checks that they are valid, but decodes
-// only strings and errors (see parseRPCError): its structs match keys without regard to
-// case ("METHOD" would override "method"), and its numbers lose digits.
+// only strings and errors: its structs match keys without regard to case ("METHOD" would
+// override "method"), and its numbers lose digits.
 
 package main
 
@@ -19,7 +18,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"unicode/utf8"
 )
 
@@ -87,7 +85,9 @@ func parseMessage(raw []byte) (*Message, error) {
 		m.Result = object{}
 	}
 	if e := o.get("error"); !isNull(e) {
-		m.Err = parseRPCError(e)
+		// A peer that sends a malformed error has failed anyway, so it is parsed as far as possible.
+		m.Err = &rpcError{Code: codeInternal, Message: "unspecified error"}
+		_ = json.Unmarshal(e, m.Err)
 	}
 	id := o.get("id")
 	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
@@ -131,55 +131,31 @@ func checkJSON(raw []byte, what string) error {
 	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, reason)
 }
 
-// parseRPCError parses an error member as far as possible: a peer that sends a malformed
-// error has failed anyway.
-func parseRPCError(raw json.RawMessage) *rpcError {
-	e := &rpcError{Code: codeInternal, Message: "unspecified error"}
-	_ = json.Unmarshal(raw, e)
-	return e
-}
-
-// encode returns the message on one line, if its values are. It omits an absent id from an
-// error: unlike JSON-RPC, MCP's schema has no null ids.
-func (m *Message) encode() []byte {
-	b := make([]byte, 0, 64+len(m.ID)+len(m.Method)+m.Params.size()+m.Result.size())
-	b = append(b, `{"jsonrpc":"2.0"`...)
-	if m.ID != nil {
-		b = append(b, `,"id":`...)
-		b = append(b, m.ID...)
-	}
-	if m.Method != "" {
-		b = append(b, `,"method":`...)
-		b = appendQuoted(b, m.Method)
-	}
-	if m.Params != nil {
-		b = append(b, `,"params":`...)
-		b = m.Params.appendTo(b)
-	}
-	if m.Result != nil {
-		b = append(b, `,"result":`...)
-		b = m.Result.appendTo(b)
-	}
-	if m.Err != nil {
-		b = append(b, `,"error":`...)
-		b = append(b, marshal(m.Err)...)
-	}
-	return append(b, '}')
-}
-
-// encodeRequest encodes a request, or a notification if id is nil.
+// encodeRequest encodes a request, or a notification if id is nil, on one line, if its params
+// are. Nil params are omitted.
 func encodeRequest(id json.RawMessage, method string, params object) []byte {
-	return (&Message{ID: id, Method: method, Params: params}).encode()
+	var text json.RawMessage
+	if params != nil {
+		text = params.encode()
+	}
+	return encodeMessage(id, member{"method", quote(method)}, member{"params", text})
 }
 
 // encodeResult encodes a successful response.
 func encodeResult(id json.RawMessage, result object) []byte {
-	return (&Message{ID: id, Result: result}).encode()
+	return encodeMessage(id, member{"result", result.encode()})
 }
 
-// encodeError encodes an error response.
+// encodeError encodes an error response. It omits an absent id: unlike JSON-RPC, MCP's schema
+// has no null ids.
 func encodeError(id json.RawMessage, err error) []byte {
-	return (&Message{ID: id, Err: asRPCError(err)}).encode()
+	return encodeMessage(id, member{"error", marshal(asRPCError(err))})
+}
+
+// encodeMessage encodes a message with an id, unless it is nil, and the other members.
+func encodeMessage(id json.RawMessage, others ...member) []byte {
+	version := member{"jsonrpc", json.RawMessage(`"2.0"`)}
+	return append(object{version, {"id", id}}, others...).encode()
 }
 
 // oneLine returns raw on one line, because a pretty-printed body would break framing. JSON
@@ -188,11 +164,6 @@ func oneLine(raw json.RawMessage) json.RawMessage {
 	if bytes.IndexByte(raw, '\n') < 0 && bytes.IndexByte(raw, '\r') < 0 {
 		return raw
 	}
-	return compact(raw)
-}
-
-// compact returns valid JSON without white space between its tokens.
-func compact(raw json.RawMessage) json.RawMessage {
 	var b bytes.Buffer
 	_ = json.Compact(&b, raw)
 	return b.Bytes()
@@ -209,18 +180,13 @@ func marshal(v any) json.RawMessage {
 }
 
 // quote returns s as a JSON string.
-func quote(s string) json.RawMessage { return appendQuoted(make([]byte, 0, len(s)+2), s) }
-
-// appendQuoted appends s as a JSON string. Most strings need no escapes.
-func appendQuoted(b []byte, s string) []byte {
-	if strings.ContainsFunc(s, needsEscape) {
-		return append(b, marshal(s)...)
+func quote(s string) json.RawMessage {
+	quoted := strconv.AppendQuoteToASCII(nil, s)
+	if len(quoted) == len(s)+len(`""`) { // most strings need no escapes, which differ from those of Go
+		return quoted
 	}
-	return strconv.AppendQuote(b, s)
+	return marshal(s)
 }
-
-// needsEscape reports whether a character may have to be escaped in a JSON string.
-func needsEscape(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
 
 // unquote decodes a JSON string, and reports whether raw is one.
 func unquote(raw json.RawMessage) (string, bool) {
@@ -246,46 +212,38 @@ type member struct {
 // members splits valid JSON that is an object, repeated keys included. It returns nil for
 // any other value. From invalid JSON, it returns the members that it can read.
 func members(raw json.RawMessage) object {
-	if !isObject(raw) {
-		return nil
-	}
-	list := make(object, 0, 8)
-	for key, value, rest := cutMember(inside(raw)); key != nil; key, value, rest = cutMember(rest) {
-		text, _ := unquote(key)
-		list = append(list, member{text, value})
-	}
-	return list
-}
-
-// inside returns the text after the opening brace of valid JSON that is an object, or nil
-// for any other value.
-func inside(raw json.RawMessage) json.RawMessage {
 	text, ok := bytes.CutPrefix(bytes.TrimSpace(raw), []byte{'{'})
 	if !ok {
 		return nil
 	}
-	return text
-}
-
-// isObject reports whether valid JSON is an object.
-func isObject(raw json.RawMessage) bool { return inside(raw) != nil }
-
-// cutMember splits the text after an opening brace or a comma into the quoted key and the
-// value of the next member, and the text after them. The key is nil at the end of the object.
-func cutMember(text json.RawMessage) (key, value, rest json.RawMessage) {
-	end := endOfItem(text)
-	if end == len(text) || text[end] != ':' {
-		return nil, nil, nil
+	list := make(object, 0, 8)
+	for {
+		end := endOfItem(text)
+		if end == len(text) || text[end] != ':' {
+			return list
+		}
+		key, _ := unquote(bytes.TrimSpace(text[:end]))
+		text = text[end+1:]
+		end = endOfItem(text)
+		list = append(list, member{key, slices.Clip(bytes.TrimSpace(text[:end]))})
+		text = text[min(end+1, len(text)):]
 	}
-	key = bytes.TrimSpace(text[:end])
-	text = text[end+1:]
-	end = endOfItem(text)
-	value = slices.Clip(bytes.TrimSpace(text[:end]))
-	return key, value, text[min(end+1, len(text)):]
 }
 
 // encode returns the object's text, without members whose value is nil.
-func (o object) encode() json.RawMessage { return o.appendTo(make([]byte, 0, o.size())) }
+func (o object) encode() json.RawMessage {
+	b := append(make([]byte, 0, o.size()), '{')
+	for _, f := range o {
+		if f.value == nil {
+			continue
+		}
+		b = append(b, quote(f.key)...)
+		b = append(b, ':')
+		b = append(b, f.value...)
+		b = append(b, ',')
+	}
+	return append(bytes.TrimSuffix(b, []byte{','}), '}')
+}
 
 // size returns about how many bytes the object's text has.
 func (o object) size() int {
@@ -294,21 +252,6 @@ func (o object) size() int {
 		size += len(f.key) + len(f.value) + len(`"":,`)
 	}
 	return size
-}
-
-// appendTo appends the object's text, without members whose value is nil.
-func (o object) appendTo(b []byte) []byte {
-	b = append(b, '{')
-	for _, f := range o {
-		if f.value == nil {
-			continue
-		}
-		b = appendQuoted(b, f.key)
-		b = append(b, ':')
-		b = append(b, f.value...)
-		b = append(b, ',')
-	}
-	return append(bytes.TrimSuffix(b, []byte{','}), '}')
 }
 
 // get returns the value of key, or nil. If the key repeats, the last value counts, as in
@@ -387,28 +330,6 @@ func endOfItem(b []byte) int {
 	return len(b)
 }
 
-// field returns the value under key in a valid JSON object, or nil. If the key repeats, the
-// last value counts.
-func field(raw json.RawMessage, key string) (last json.RawMessage) {
-	for k, value, rest := cutMember(inside(raw)); k != nil; k, value, rest = cutMember(rest) {
-		if text, _ := unquote(k); text == key {
-			last = value
-		}
-	}
-	return last
-}
-
-// stringField returns the value under key in a valid JSON object if it is a string, else "".
-func stringField(raw json.RawMessage, key string) string {
-	s, _ := unquote(field(raw, key))
-	return s
-}
-
-// withMember returns a JSON object with key set to value.
-func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	return members(raw).set(key, value).encode()
-}
-
 // sortedKeys returns the keys of a map in order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
@@ -432,21 +353,17 @@ func newLineReader(r io.Reader, limit int) *lineReader {
 // which reading can continue, or the reader's.
 func (l *lineReader) next() ([]byte, error) {
 	const maxLineStart = 1 << 10
-	var line, start []byte
+	var line []byte
 	for {
 		part, err := l.r.ReadSlice('\n')
-		line = append(line, part...)
-		if len(line) > l.limit+1 {
-			if start == nil {
-				start = bytes.Clone(line[:min(len(line), maxLineStart)])
-			}
-			line = line[:0]
+		if len(line) <= l.limit+1 {
+			line = append(line, part...)
 		}
 		if err == bufio.ErrBufferFull {
 			continue
 		}
-		if start != nil {
-			return start, errLineTooLong
+		if len(line) > l.limit+1 {
+			return bytes.Clone(line[:min(len(line), maxLineStart)]), errLineTooLong
 		}
 		line = bytes.TrimRight(line, " \t\r\n")
 		if len(line) > 0 {
@@ -464,63 +381,4 @@ func wake(c chan struct{}) {
 	case c <- struct{}{}:
 	default:
 	}
-}
-
-// inflight is a table of requests that were sent or received and not yet answered. The
-// zero value is empty. Safe for concurrent use.
-type inflight[T any] struct {
-	mu     sync.Mutex
-	m      map[string]T // by key
-	closed error        // not nil: the table accepts no more entries
-}
-
-// add adds v under key. It returns an error if the key is taken. If the table was closed,
-// it returns the error that was passed to close.
-func (t *inflight[T]) add(key string, v T) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed != nil {
-		return t.closed
-	}
-	if _, taken := t.m[key]; taken {
-		return rpcErrorf(codeInvalidRequest, "request id %s is already in use", key)
-	}
-	if t.m == nil {
-		t.m = make(map[string]T)
-	}
-	t.m[key] = v
-	return nil
-}
-
-// size returns the number of entries.
-func (t *inflight[T]) size() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.m)
-}
-
-// err returns the error that was passed to close, if the table was closed.
-func (t *inflight[T]) err() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.closed
-}
-
-// remove removes and returns the entry under key.
-func (t *inflight[T]) remove(key string) (T, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	v, ok := t.m[key]
-	delete(t.m, key)
-	return v, ok
-}
-
-// close empties the table and returns its entries. Later calls of add return err.
-func (t *inflight[T]) close(err error) []T {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	list := slices.Collect(maps.Values(t.m))
-	t.m = nil
-	t.closed = err
-	return list
 }

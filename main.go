@@ -19,7 +19,7 @@
 // the answer returns through an outbox. The files form six layers. A file uses only its
 // own layer and earlier ones:
 //
-//	ground    jsonrpc.go      messages, raw JSON by member, line framing, requests in flight
+//	ground    jsonrpc.go      messages, raw JSON by member, line framing
 //	          http.go         Host and Origin, bodies, errors with a status
 //	          limit.go        the table of limits, the counter
 //	          outbox.go       everything sent to a client: plain JSON or an event stream

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -92,10 +93,10 @@ var mcpMethods = map[string]mcpMethod{
 // goroutine.
 type request struct {
 	server  *Server
-	calls   *inflight[context.CancelCauseFunc] // the client's requests in flight, which it can cancel
-	out     *outbox                            // to the client
-	streams context.Context                    // ends when the client's streams must end
-	header  http.Header                        // of a stateless POST, else nil; must agree with params
+	calls   *sync.Map       // the client's requests in flight, which it can cancel: Session.calls
+	out     *outbox         // to the client
+	streams context.Context // ends when the client's streams must end
+	header  http.Header     // of a stateless POST, else nil; must agree with params
 	id      json.RawMessage
 	name    string    // of the method
 	method  mcpMethod // zero if unknown
@@ -142,18 +143,21 @@ func (r *request) begin(ctx context.Context) error {
 		return rpcErrorf(codeRefused, "too many %s (limit %d): wait for some to end", what, counter.perKey)
 	}
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
-	err := r.calls.add(string(r.id), r.cancel)
-	if err != nil {
+	if _, taken := r.calls.LoadOrStore(string(r.id), r.cancel); taken {
 		r.cancel(nil)
 		counter.release(r.caller.Principal, 1)
+		return rpcErrorf(codeInvalidRequest, "request id %s is already in use", r.id)
 	}
-	return err
+	if r.from.session.life.Err() != nil { // it ended while the request arrived
+		r.cancel(errNoSession)
+	}
+	return nil
 }
 
 // end undoes begin.
 func (r *request) end() {
 	if context.Cause(r.ctx) != errCancelled { // else the id may be another request's already
-		r.calls.remove(string(r.id))
+		r.calls.Delete(string(r.id))
 	}
 	r.counter().release(r.caller.Principal, 1)
 	r.cancel(nil)

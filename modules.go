@@ -736,7 +736,7 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 			if err := checkDefinition(key, item); err != nil {
 				m.Problems = append(m.Problems, err.Error())
 			} else {
-				m.Lists[key] = append(m.Lists[key], oneLine(item))
+				m.Lists[key] = append(m.Lists[key], item)
 			}
 		}
 	}
@@ -746,16 +746,17 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 // checkDefinition returns an error if MCP's schema forbids a definition in the list under
 // key. Clients would refuse the whole list because of it.
 func checkDefinition(key string, item json.RawMessage) error {
-	name := stringField(item, "name")
+	definition := members(item)
+	name := definition.text("name")
 	missing := ""
 	switch {
 	case name == "":
 		missing = "name"
-	case key == "resources" && stringField(item, "uri") == "":
+	case key == "resources" && definition.text("uri") == "":
 		missing = "uri"
-	case key == "resourceTemplates" && stringField(item, "uriTemplate") == "":
+	case key == "resourceTemplates" && definition.text("uriTemplate") == "":
 		missing = "uriTemplate"
-	case key == "tools" && stringField(field(item, "inputSchema"), "type") != "object":
+	case key == "tools" && definition.object("inputSchema").text("type") != "object":
 		missing = `inputSchema of "type": "object"`
 	default:
 		return nil
@@ -822,7 +823,7 @@ func (r *Registry) readCache(s source) *manifest {
 
 // writeCache caches the manifest of a source.
 func (r *Registry) writeCache(s source, m *manifest) {
-	if err := writeCacheFile(r.cachePath(s), marshal(m), os.O_TRUNC); err != nil {
+	if err := writeFile(r.cachePath(s), marshal(m), os.O_TRUNC); err != nil {
 		r.Log.Warn("writing the cache", "err", err) // it costs time at the next start
 	}
 }

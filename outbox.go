@@ -10,9 +10,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 )
@@ -38,32 +38,27 @@ func (f frame) parts(tail string) [][]byte {
 	return [][]byte{f.msg, f.list, []byte("}}" + tail)}
 }
 
-// connection is what an outbox writes to.
-type connection struct {
-	ctx    context.Context   // ends with the connection
-	cancel func()            // ends ctx; nil for a POST
-	write  func(frame) error // nil if the client accepts no stream
-}
-
 // outbox contains the messages to one client, in order. If the client accepts a stream,
 // the first message that is sent before the answer turns the answer into a stream. Safe
 // for concurrent use.
 type outbox struct {
-	held account // the account that queued messages count for
-	conn connection
-	wake chan struct{} // 1-buffered: there is more to write, or nothing will follow
-	done chan struct{} // closed when nothing more is written to the stream
+	ctx   context.Context   // ends with the connection to the client
+	held  *reservation      // of messages that are not yet written; may count other bytes too
+	write func(frame) error // nil if the client accepts no stream
+	wake  chan struct{}     // 1-buffered: there is more to write, or nothing will follow; nil: no stream
+	done  chan struct{}     // closed when nothing more is written to the stream
 
 	mu    sync.Mutex
-	begun bool // the outbox is a stream
 	ended bool // the outbox accepts no more messages
-	gone  bool // the client has gone: what was queued is dropped
 	queue []frame
 	bytes int64 // in queue
 }
 
-// newOutbox returns an outbox for a connection. Its messages count for held.
-func newOutbox(held account, conn connection) *outbox { return &outbox{held: held, conn: conn} }
+// newOutbox returns an outbox that writes to a client until ctx ends, or that only accepts
+// an answer if write is nil. Its messages count for held.
+func newOutbox(ctx context.Context, held *reservation, write func(frame) error) *outbox {
+	return &outbox{ctx: ctx, held: held, write: write}
+}
 
 // send queues a message and reports whether it may arrive. It never waits for the client:
 // a client that reads too slowly is disconnected. Without a message, send only begins the
@@ -71,7 +66,7 @@ func newOutbox(held account, conn connection) *outbox { return &outbox{held: hel
 func (o *outbox) send(f frame) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return !o.ended && o.startLocked() && o.sendLocked(f)
+	return o.startLocked() && (f.msg == nil || o.queueLocked(f))
 }
 
 // end makes the outbox accept no more messages. Queued messages are still written.
@@ -83,25 +78,27 @@ func (o *outbox) end() { o.finish(frame{}, false) }
 func (o *outbox) finish(last frame, stream bool) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	isStream := o.begun || stream && o.startLocked()
-	if isStream {
-		o.sendLocked(last)
-		wake(o.wake)
+	isStream := o.wake != nil || stream && o.startLocked()
+	if isStream && !o.ended && last.msg != nil {
+		o.queueLocked(last)
 	}
 	o.ended = true
+	wake(o.wake)
 	return isStream
 }
 
 // startLocked makes the outbox a stream, if the client accepts one and is connected. It
-// reports whether the outbox is a stream. The caller holds o.mu.
+// reports whether the outbox is a stream that accepts messages. The caller holds o.mu.
 func (o *outbox) startLocked() bool {
-	if o.begun {
-		return true
-	}
-	if o.ended || o.conn.write == nil || o.conn.ctx.Err() != nil {
+	if o.ended {
 		return false
 	}
-	o.begun = true
+	if o.wake != nil {
+		return true
+	}
+	if o.write == nil || o.ctx.Err() != nil {
+		return false
+	}
 	o.wake = make(chan struct{}, 1)
 	o.done = make(chan struct{})
 	o.queueLocked(frame{})
@@ -109,23 +106,12 @@ func (o *outbox) startLocked() bool {
 	return true
 }
 
-// sendLocked queues a message, or nothing if there is none, and reports whether it may
-// arrive. The caller holds o.mu.
-func (o *outbox) sendLocked(f frame) bool {
-	if f.msg == nil {
-		return true
-	}
-	if o.bytes > 0 && o.bytes+int64(len(f.msg)) > maxOutbox {
-		o.disconnectLocked()
-	}
-	return !o.gone && o.queueLocked(f)
-}
-
-// queueLocked queues a frame and wakes the writer. If there is no room for it, it
-// disconnects the client and returns false. The caller holds o.mu.
+// queueLocked queues a frame, wakes the writer, and reports whether the frame may arrive. If
+// there is no room for it, queueLocked disconnects the client. The caller holds o.mu.
 func (o *outbox) queueLocked(f frame) bool {
 	n := int64(len(f.msg))
-	if !o.held.reserve(n) {
+	full := o.bytes > 0 && o.bytes+n > maxOutbox
+	if full || o.held.grow(n) != nil {
 		o.disconnectLocked()
 		return false
 	}
@@ -139,45 +125,43 @@ func (o *outbox) queueLocked(f frame) bool {
 func (o *outbox) writeLoop() {
 	defer close(o.done)
 	defer o.disconnect()
-	silent := time.NewTicker(keepAlive)
-	defer silent.Stop()
 	for {
-		var err error
-		f, over := o.next()
-		switch {
-		case over:
+		f, ok := o.next()
+		if !ok {
 			return
-		case f != nil:
-			err = o.conn.write(*f)
-			o.held.release(int64(len(f.msg)))
-		default:
-			select {
-			case <-o.conn.ctx.Done():
-				return
-			case <-o.wake:
-			case <-silent.C:
-				err = o.conn.write(frame{})
-			}
 		}
+		err := o.write(f)
+		o.held.shrink(int64(len(f.msg)))
 		if err != nil {
 			return
 		}
 	}
 }
 
-// next takes the next frame off the queue, or returns nil if the queue is empty. It
-// reports over if nothing more must be written.
-func (o *outbox) next() (f *frame, over bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if len(o.queue) == 0 {
-		return nil, o.gone || o.ended
+// next takes the next frame off the queue. It waits for one, and returns a comment if there
+// is none within keepAlive. It returns false if nothing more must be written.
+func (o *outbox) next() (f frame, ok bool) {
+	for {
+		o.mu.Lock()
+		ended := o.ended
+		if len(o.queue) > 0 {
+			f, ok = o.queue[0], true
+			o.queue[0] = frame{} // so that the array does not keep the message in memory
+			o.queue = o.queue[1:]
+			o.bytes -= int64(len(f.msg))
+		}
+		o.mu.Unlock()
+		if ok || ended {
+			return f, ok
+		}
+		select {
+		case <-o.ctx.Done():
+			return frame{}, false
+		case <-o.wake:
+		case <-time.After(keepAlive):
+			return frame{}, true
+		}
 	}
-	first := o.queue[0]
-	o.queue[0] = frame{} // so that the array does not keep the message in memory
-	o.queue = o.queue[1:]
-	o.bytes -= int64(len(first.msg))
-	return &first, false
 }
 
 // disconnect gives up the connection and drops the queued messages.
@@ -189,8 +173,7 @@ func (o *outbox) disconnect() {
 
 // disconnectLocked does the work of disconnect. The caller holds o.mu.
 func (o *outbox) disconnectLocked() {
-	o.held.release(o.bytes)
-	o.gone = true
+	o.held.shrink(o.bytes)
 	o.ended = true
 	o.queue = nil
 	o.bytes = 0
@@ -223,24 +206,15 @@ func lineWriter(w io.Writer) func(frame) error {
 		if f.msg == nil {
 			return nil
 		}
-		for _, part := range f.parts("\n") {
-			if _, err := w.Write(part); err != nil {
-				return err
-			}
-		}
-		return nil
+		parts := net.Buffers(f.parts("\n"))
+		_, err := parts.WriteTo(w)
+		return err
 	}
 }
 
 // writeJSON writes a complete JSON answer.
 func writeJSON(w http.ResponseWriter, status int, answer frame) {
-	size := 0
-	parts := answer.parts("\n")
-	for _, part := range parts {
-		size += len(part)
-	}
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(size)) // else net/http sends it in chunks
 	w.WriteHeader(status)
-	_ = writeBody(w, parts...) // an error means that the client has gone
+	_ = writeBody(w, answer.parts("\n")...) // an error means that the client has gone
 }

@@ -154,15 +154,15 @@ func TestSlowReadersHaveTime(t *testing.T) {
 func TestSlowClientIsDropped(t *testing.T) {
 	t.Parallel()
 	writing, unblock := make(chan bool), make(chan bool)
-	conn := connection{ctx: t.Context(), write: func(f frame) error {
+	write := func(f frame) error {
 		if f.msg != nil {
 			writing <- true
 			<-unblock
 		}
 		return nil
-	}}
-	held := account{newMemory(0, strangers), everyone}
-	out := newOutbox(held, conn)
+	}
+	held := newMemory(0, strangers).open(everyone)
+	out := newOutbox(t.Context(), held, write)
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits
 		check(t, fmt.Sprint("message ", i, " is accepted"), out.send(frame{msg: msg}), want)

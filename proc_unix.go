@@ -43,8 +43,7 @@ func processAlive(pid int) bool {
 	}
 	// The state follows the command's name, which may contain any characters.
 	stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	state := stat[bytes.LastIndexByte(stat, ')')+1:]
-	if bytes.HasPrefix(state, []byte(" Z")) || bytes.HasPrefix(state, []byte(" X")) {
+	if bytes.HasPrefix(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" Z")) {
 		return false
 	}
 	err := syscall.Kill(pid, 0)

@@ -215,7 +215,7 @@ func placeShim(name, cacheDir string) (string, error) {
 	if placed, err := os.ReadFile(path); err == nil && bytes.Equal(placed, text) {
 		return path, nil
 	}
-	return path, writeCacheFile(path, text, 0)
+	return path, writeFile(path, text, 0)
 }
 
 // webhookSecretVar names the variable with the secret of all webhooks.
@@ -262,14 +262,14 @@ func configModules(raw []byte, dir string) ([]source, error) {
 	if err := checkJSON(raw, "the file"); err != nil {
 		return nil, err
 	}
-	servers := members(field(raw, "mcpServers"))
+	servers := members(raw).object("mcpServers")
 	if servers == nil {
 		return nil, errors.New(`want {"mcpServers": {"NAME": {"command": "…"}}}, not "servers"`)
 	}
 	var list []source
 	for _, server := range servers {
-		disabled := isTrue(field(server.value, "disabled"))
-		if disabled || string(field(server.value, "enabled")) == "false" {
+		entry := members(server.value)
+		if isTrue(entry.get("disabled")) || string(entry.get("enabled")) == "false" {
 			continue
 		}
 		s := source{
@@ -279,7 +279,7 @@ func configModules(raw []byte, dir string) ([]source, error) {
 			Invalid: checkModuleName(server.key),
 		}
 		if s.Invalid == nil {
-			s.Invalid = s.readEntry(server.value, dir)
+			s.Invalid = s.readEntry(entry, dir)
 		}
 		s.Version = hashOf(string(marshal(s.Launch)), s.Content)
 		list = append(list, s)
@@ -288,9 +288,8 @@ func configModules(raw []byte, dir string) ([]source, error) {
 }
 
 // readEntry reads the fields of a .mcp.json entry. It returns the first error.
-func (s *source) readEntry(raw json.RawMessage, dir string) error {
-	list := members(raw)
-	if list == nil {
+func (s *source) readEntry(entry object, dir string) error {
+	if entry == nil {
 		return errors.New("the entry is not an object")
 	}
 	l := &s.Launch
@@ -305,7 +304,7 @@ func (s *source) readEntry(raw json.RawMessage, dir string) error {
 		"enabled":  new(bool),
 		"type":     new(any), // "stdio", if there is a command
 	}
-	for _, f := range list {
+	for _, f := range entry {
 		into, ok := known[f.key]
 		if !ok {
 			s.Notes = append(s.Notes, fmt.Sprintf("unknown field %q is ignored", f.key))

@@ -57,7 +57,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem stri
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
 	m.schema = sync.OnceValue(func() *schema { return decodeSchema(input) })
-	for _, property := range members(field(input, "properties")) {
+	for _, property := range members(input).object("properties") {
 		m.Parameters = append(m.Parameters, property.key)
 	}
 	return m, problem
@@ -83,7 +83,7 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 
 // appURI returns the URI of the page that MCP Apps shows for the tool, or "".
 func (m *Method) appURI() string {
-	return stringField(field(m.definition.get("_meta"), "ui"), "resourceUri")
+	return m.definition.object("_meta").object("ui").text("resourceUri")
 }
 
 // cleanSchema returns a method's schema without webhookParam, and with the documentation of

@@ -308,7 +308,7 @@ func FuzzParseMethod(f *testing.F) {
 			t.Fatalf("%s is read again as %s", shown, again.toolJSON("t"))
 		}
 		schema := field(shown, "inputSchema")
-		if field(field(schema, "properties"), webhookParam) != nil || !isObject(schema) {
+		if field(field(schema, "properties"), webhookParam) != nil || members(schema) == nil {
 			t.Fatalf("the schema of %s", shown)
 		}
 	})
@@ -330,7 +330,7 @@ func FuzzCheckArguments(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text, arguments string) {
 		invalid := checkJSON([]byte(text), "it") != nil ||
 			checkJSON([]byte(arguments), "it") != nil
-		if invalid || !isObject([]byte(arguments)) {
+		if invalid || members([]byte(arguments)) == nil {
 			return
 		}
 		decoded := decodeSchema(json.RawMessage(text))
@@ -343,7 +343,7 @@ func FuzzCheckArguments(f *testing.F) {
 			return
 		}
 		again, err := m.checkArguments(fit)
-		if err != nil || string(again) != string(fit) || !json.Valid(fit) || !isObject(fit) {
+		if err != nil || string(again) != string(fit) || !json.Valid(fit) || members(fit) == nil {
 			t.Fatalf("%s took %s, returned %s, and then %s, %v", text, arguments, fit,
 				again, err)
 		}

@@ -257,8 +257,7 @@ func (g *Gate) lookUp(r *http.Request, code Code, own *Principal) (*Principal, e
 	if code == "" {
 		return nil, nil
 	}
-	connection := codesOf(r)
-	known := connection.present(code, false)
+	known := recordCode(r, code, false)
 	if own != nil && code == own.Code {
 		return own, nil
 	}
@@ -275,7 +274,7 @@ func (g *Gate) lookUp(r *http.Request, code Code, own *Principal) (*Principal, e
 			"too many unknown claim codes: try again later").retryAfter(10)
 	}
 	p, err := g.claims.Lookup(code)
-	connection.present(code, p != nil)
+	recordCode(r, code, p != nil)
 	if takesTurn && g.turns.done(code, err == nil && p == nil) {
 		g.log.Warn("someone may be guessing claim codes: lookups now take turns",
 			"different", guessBudget)

@@ -1,10 +1,11 @@
 // The daemon: usher serve, from its flags to the end of the last process, and its output.
 //
 // It starts in an order in which each step may fail without harm. The flags are checked
-// first. The lock of the base folder comes before the approvals, the address and the record,
+// first. The lock of the base folder comes before the address, the record and the approvals,
 // so that a second daemon changes nothing. The record is written once the address is open, so
-// that other commands print no URL that does not work. The claims and the modules come last,
-// because their errors go to the log.
+// that other commands print no URL that does not work. The first request is answered after the
+// approvals, so that no module runs without a record of them. The claims and the modules come
+// last, because their errors go to the log.
 //
 // It ends in the opposite order. Streams end at once, calls get some time, and the processes
 // of the modules end when no handler can call them any more.
@@ -75,11 +76,10 @@ type serveFlags struct {
 	registry     *registryConfig
 	addr         string
 	origins      originPolicy
-	publicURL    string // ends with a slash; "" for none
-	requireClaim bool   // MCP clients need a claim
-	open         bool   // MCP clients on other machines need no claim
-	watch        *bool  // nil if the flag is not given
-	openWebhooks bool
+	publicURL    string        // ends with a slash; "" for none
+	requireClaim bool          // MCP clients need a claim
+	open         bool          // MCP clients on other machines need no claim
+	watch        *bool         // nil if the flag is not given
 	webhooks     webhookConfig // complete after check
 	maxBody      int64         // bytes
 	tlsCert      string        // path
@@ -104,7 +104,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	})
 	fs.BoolVar(&f.open, "open", false,
 		"serve all modules to anyone who can reach the address")
-	fs.BoolVar(&f.openWebhooks, "open-webhooks", false,
+	fs.BoolVar(&f.webhooks.open, "open-webhooks", false,
 		"accept webhooks from anyone who can reach the address")
 	fs.BoolVar(&f.webhooks.acceptSignatures, "accept-signatures", false,
 		"let a webhook's verified @signature replace the secret")
@@ -177,30 +177,24 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	// Without a secret, only programs of this machine may deliver, and not even they if clients
 	// need a claim: one without a claim could call methods by way of the webhooks.
 	reachable := f.exposure()
-	if f.openWebhooks {
-		f.webhooks.audience = anyone
-	} else if reachable == "" && !f.requireClaim {
-		f.webhooks.audience = thisMachine
-	}
-	// A session without a code has full access. A request through a proxy may come from anywhere,
-	// so it is served only if the owner has decided what clients elsewhere may do.
-	f.origins.mcp = thisMachine
-	if f.open || f.requireClaim {
-		f.origins.mcp = anyone
-	}
+	f.webhooks.local = reachable == "" && !f.requireClaim
 	switch {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s is empty or has white space around it: change or unset it",
 			webhookSecretVar)
 	case f.webhooks.timeout <= 0:
 		return usageErrorf("-webhook-timeout: want more than 0")
-	case reachable != "" && !f.open && !f.requireClaim:
+	case reachable != "" && !f.servesOthers():
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
 			"or use -addr 127.0.0.1:%s without -allow-host and -public-url",
 			reachable, mcpFlags, port)
 	}
 	return nil
 }
+
+// servesOthers reports whether the owner has decided what MCP clients elsewhere may do. A
+// session without a code has full access.
+func (f *serveFlags) servesOthers() bool { return f.open || f.requireClaim }
 
 // exposure returns a name or address by which other machines can reach the daemon, or
 // "" if none can. A name of -allow-host counts: whoever allows it expects requests from
@@ -263,32 +257,25 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer lock.Close() // last, when the record is gone
-	// The approvals come before the address: no request may run a module without a record.
-	var approved []any
-	if flags.needsApproval() {
-		config.Approved = filepath.Join(a.data, approvedName)
-		if approved, err = d.approveFirst(ctx, config.Approved, roots); err != nil {
-			return err
-		}
-	}
 	if err := d.announce(roots); err != nil {
 		return err
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
-	defer os.Remove(filepath.Join(a.data, reportName))
-	if approved != nil { // the first record contains the address
-		d.log.Warn("approved all modules; later changes need usher approve", approved...)
+	if flags.needsApproval() {
+		config.Approved = filepath.Join(a.data, approvedName)
+		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
+			return err
+		}
 	}
-	claims := openClaims(a.data, d.log)
-	defer claims.Close()
+	a.claims.log = d.log
 	key, err := readSessionKey(a.data, d.log)
 	if err != nil {
 		return fmt.Errorf("writing the key of sessions: %w", err)
 	}
 	return a.withRegistry(roots, *config, func(r *Registry) error {
 		d.registry = r
-		return d.serve(ctx, newGate(claims, key, flags.requireClaim, d.log))
+		return d.serve(ctx, newGate(a.claims, key, flags.requireClaim, d.log))
 	})
 }
 
@@ -310,17 +297,20 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 // approveFirst approves the modules below folders that have no record of approved modules:
 // whoever starts usher there for the first time wants the modules to run. A folder with a
 // record gets no new approvals, so neither a crash nor a reboot lets a planted file run.
-// approveFirst returns attributes for the log, or nil if every folder had a record.
-func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
+func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) error {
 	list, err := readApprovals(path)
 	fresh := slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
 		return list[root] != nil
 	})
 	if err != nil || len(fresh) == 0 {
-		return nil, err
+		return err
 	}
 	news, err := approve(ctx, d.app.data, roots, fresh, fresh)
-	return []any{"below", strings.Join(fresh, ", "), "modules", len(news)}, err
+	if err == nil {
+		d.log.Warn("approved all modules; later changes need usher approve",
+			"below", strings.Join(fresh, ", "), "modules", len(news))
+	}
+	return err
 }
 
 // announce opens the address, and writes the daemon's record for the other commands. The
@@ -337,22 +327,29 @@ func (d *daemon) announce(roots []string) error {
 		// knows, and can say with -public-url.
 		addr.IP = net.IPv4(127, 0, 0, 1)
 	}
+	hooks := d.flags.webhooks
 	d.record = daemonRecord{
 		PID:             os.Getpid(),
 		URL:             cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/"),
 		Roots:           roots,
 		RequireClaim:    d.flags.requireClaim,
 		RequireApproval: d.flags.needsApproval(),
-		Secret:          d.flags.webhooks.secret != "",
-		WebhooksOff:     d.flags.webhooks.secret == "" && d.flags.webhooks.audience == nobody,
+		Secret:          hooks.secret != "",
+		WebhooksOff:     hooks.secret == "" && !hooks.open && !hooks.local,
 	}
-	os.Remove(filepath.Join(d.app.data, reportName)) // of a daemon that was killed
-	if err := replaceFile(filepath.Join(d.app.data, recordName), marshal(d.record)); err != nil {
+	if err := d.writeRecord(nil); err != nil {
 		return err
 	}
 	d.log.Info("listening", "address", d.listener.Addr().String(), "url", d.record.URL,
 		"webhooks", d.whoSendsWebhooks())
 	return nil
+}
+
+// writeRecord writes the daemon's record with a report of the modules.
+func (d *daemon) writeRecord(modules []moduleReport) error {
+	record := d.record
+	record.Modules = modules
+	return replaceFile(filepath.Join(d.app.data, recordName), marshal(record))
 }
 
 // listen opens the address, and returns the scheme of its URL. It loads the certificate once,
@@ -403,7 +400,6 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped, cancelCalls := context.WithCancelCause(context.Background())
-	stop := func() { cancelCalls(errStopping) }
 	memory := newMemory(d.flags.maxBody, strangers)
 	d.webhooks = &Webhooks{
 		webhookConfig: d.flags.webhooks,
@@ -432,11 +428,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	}
 	// Each connection has two facts: whether its client has shown something valid, and which
 	// codes came over it. http.go knows nothing of codes, so they are added here.
-	limitConnections(web, openFilesLimit())
-	limited := web.ConnContext
-	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
-		return rememberCodes(limited(ctx, conn))
-	}
+	limitConnections(web, openFilesLimit(), rememberCodes)
 	// Everything that runs beside the requests ends with ctx and is waited for below, so that
 	// nothing uses the registry or the claims after serve has returned.
 	var parts sync.WaitGroup
@@ -444,7 +436,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	parts.Go(func() { d.followModules(ctx) })
 	parts.Go(func() {
 		<-ctx.Done()
-		shutDown(web, stop)
+		shutDown(web, func() { cancelCalls(errStopping) })
 	})
 	// Serve also returns if the listener fails; the other parts must then end, too.
 	err := web.Serve(d.listener)
@@ -519,26 +511,23 @@ func (d *daemon) route(w http.ResponseWriter, r *http.Request) error {
 		return d.webhooks.serve(w, r)
 	}
 	switch {
-	case !origins.mcp.includes(r):
+	case !d.flags.servesOthers() && isProxied(r):
 		return httpErrorf(http.StatusBadRequest,
 			"this request came through a proxy: start usher serve with %s", mcpFlags)
 	case r.Method == http.MethodGet && parseAccept(r.Header).html:
 		d.servePage(w, r) // at any path, as people mistype addresses
 		return nil
 	case r.URL.Path != "/" && r.URL.Path != "/mcp":
-		return errNothing
+		writeMCPError(w, errNothing) // not logged: clients that look for a login send several
+		return nil
 	}
 	d.server.mux.ServeHTTP(w, r)
 	return nil
 }
 
-// errNothing answers requests for unknown paths. They are not logged, as clients that look for
-// a login send several.
-var errNothing error = &fault{
-	Status: http.StatusNotFound,
-	Msg:    "not found: the MCP endpoint is at / and /mcp; usher has no login: " + howToPresent,
-	logged: true,
-}
+// errNothing answers requests for unknown paths.
+var errNothing = httpErrorf(http.StatusNotFound,
+	"not found: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent)
 
 // openLog opens the log of a daemon without -log. On a terminal it consists of lines for
 // people, elsewhere of records, which systemd and containers collect from stderr.
@@ -560,17 +549,13 @@ func (d *daemon) showRecord(record object) {
 		return
 	}
 	line := time.Now().Format(time.TimeOnly) + "  " + record.text("msg")
-	for _, m := range record {
-		switch m.key {
-		case "time", "level", "msg":
-		default:
-			line += "  " + m.key + "=" + record.text(m.key)
-		}
+	for _, m := range record.without("time", "level", "msg") {
+		line += "  " + m.key + "=" + record.text(m.key)
 	}
 	fmt.Fprintln(d.out, sanitize(line))
 }
 
-// followModules writes report.json and prints the banner, both delayed while modules are not
+// followModules writes the report and prints the banner, both delayed while modules are not
 // ready, as long as clients wait for them. Then it writes each new report until ctx ends.
 // Later banners would be noise: the log says what changes. A report that can't be written is
 // no reason to stop, because only usher modules reads it.
@@ -585,7 +570,7 @@ func (d *daemon) followModules(ctx context.Context) {
 		// Before the report: a change during the report then leads to another one.
 		changed := d.registry.Changed()
 		modules := d.app.report(d.registry, scopeAll(), scopeAll(), d.record)
-		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
+		if err := d.writeRecord(modules); err != nil {
 			d.log.Warn("writing the report", "err", err)
 		}
 		if settled {

@@ -14,12 +14,10 @@ import (
 	"math/big"
 	"net/http"
 	"os"
-	"os/signal"
 	"regexp"
 	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 )
 
@@ -52,23 +50,6 @@ func FuzzParseSize(f *testing.F) {
 			t.Fatalf("%d is shown as %q, which is another size", flags.maxBody, shown)
 		}
 	})
-}
-
-// The end of its terminal ends a daemon, unless nohup started it.
-func TestHangupEndsTheDaemon(t *testing.T) {
-	needLanguage(t, ".sh")
-	long(t)
-	if runtime.GOOS == "windows" || signal.Ignored(syscall.SIGHUP) {
-		skip(t, "no SIGHUP here, or nohup started this test")
-	}
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x")
-	d := daemonOptions{ownProcess: true}.start(t, dir)
-	d.signal(t, syscall.SIGHUP)
-
-	kept := daemonOptions{ownProcess: true, shell: `trap "" HUP`}.start(t, dir) // as nohup does
-	must(t, kept.cmd.Process.Signal(syscall.SIGHUP))
-	connect(t, kept.URL).awaitTools("a_x")
 }
 
 // A base folder has one daemon at a time. A killed one does not count.

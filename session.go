@@ -105,12 +105,16 @@ func (t *sessionTable) unseal(id string) (o sessionOrigin, ok bool) {
 // Session of its own, which ends with the request. Safe for concurrent use.
 type Session struct {
 	sessionOrigin
-	name     string          // by which the client names the session: the sealed id
-	era      eras            // of its client: stateful or stateless
-	listenID json.RawMessage // id of the subscriptions/listen that it serves; nil for none
-	restored bool            // made from its id: the client may have seen any lists
-	calls    inflight[context.CancelCauseFunc]
-	asked    inflight[chan *Message]       // requests to the client
+	name     string                        // by which the client names the session: the sealed id
+	era      eras                          // of its client: stateful or stateless
+	listenID json.RawMessage               // id of the subscriptions/listen that it serves; nil for none
+	restored bool                          // made from its id: the client may have seen any lists
+	calls    sync.Map                      // requests in flight, by id: their context.CancelCauseFunc
+	asked    sync.Map                      // requests to the client, by id: chan *Message
+	life     context.Context               // ends with the session, by errNoSession
+	hears    context.Context               // ends when the client can no longer answer
+	close    context.CancelCauseFunc       // ends life and hears
+	deafen   context.CancelFunc            // ends hears
 	profile  atomic.Pointer[clientProfile] // the value is never changed
 
 	// Guarded by sessionTable.mu, unless the session is in no table:
@@ -135,6 +139,8 @@ func newSession(o sessionOrigin) *Session {
 		claim:         o.Claim,
 		lastSeen:      make(map[string]string),
 	}
+	s.life, s.close = context.WithCancelCause(context.Background())
+	s.hears, s.deafen = context.WithCancel(s.life)
 	s.profile.Store(&clientProfile{caps: o.Caps})
 	return s
 }
@@ -160,12 +166,12 @@ var errCancelled = errors.New("cancelled by the client")
 func (s *Session) handleNotification(msg *Message) {
 	switch {
 	case !msg.isNotification():
-		if answer, ok := s.asked.remove(string(msg.ID)); ok {
-			answer <- msg
+		if answer, ok := s.asked.LoadAndDelete(string(msg.ID)); ok {
+			answer.(chan *Message) <- msg
 		}
 	case msg.Method == "notifications/cancelled": // usher needs no other
-		if cancel, ok := s.calls.remove(string(msg.Params.get("requestId"))); ok {
-			cancel(errCancelled)
+		if cancel, ok := s.calls.LoadAndDelete(string(msg.Params.get("requestId"))); ok {
+			cancel.(context.CancelCauseFunc)(errCancelled)
 		}
 	}
 }
@@ -252,13 +258,6 @@ func (s *Session) deliver(from admission, body []byte) error {
 		return errNoSession
 	}
 	return receive(from, body)
-}
-
-// failAsks fails all open requests to a client that can no longer answer.
-func (s *Session) failAsks() {
-	for _, answer := range s.asked.close(errUnheard) {
-		answer <- &Message{Err: errUnheard}
-	}
 }
 
 // sessionTable contains the sessions that are in use or were used recently, also those that
@@ -402,7 +401,14 @@ func (t *sessionTable) forgetLocked(s *Session) {
 }
 
 // busy reports whether the session can't be forgotten: it has a stream or a request.
-func (s *Session) busy() bool { return s.primary() != nil || s.calls.size() > 0 }
+func (s *Session) busy() bool {
+	busy := s.primary() != nil
+	s.calls.Range(func(any, any) bool {
+		busy = true
+		return false
+	})
+	return busy
+}
 
 // end ends a session at its client's request, or because the stream of HTTP+SSE has ended.
 // An ended session stays in the table until it is forgotten, so that its id is refused. end
@@ -421,9 +427,10 @@ func (t *sessionTable) end(s *Session) error {
 	if again {
 		return errNoSession
 	}
-	for _, cancel := range s.calls.close(errNoSession) {
-		cancel(errNoSession)
-	}
-	s.failAsks()
+	s.close(errNoSession) // before the calls: see request.begin
+	s.calls.Range(func(_, cancel any) bool {
+		cancel.(context.CancelCauseFunc)(errNoSession)
+		return true
+	})
 	return nil
 }

@@ -120,8 +120,8 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 		check(t, "the session is in use", ok, true)
 	}
 	used := open(own)
-	conn := connection{ctx: t.Context(), write: lineWriter(io.Discard)}
-	used.join(newOutbox(account{newMemory(0, strangers), own}, conn))
+	held := newMemory(0, strangers).open(own)
+	used.join(newOutbox(t.Context(), held, lineWriter(io.Discard)))
 	touched := open(own)
 	idle := open(own)
 	moved := open(own)

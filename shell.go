@@ -127,10 +127,10 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 		else command echo the script defines no function %[1]s >&2; exit 127; fi`, name)
 	args := []string{"-c", program, s.path}
 	for _, p := range parseDoc(doc, kindShell).params {
-		value := field(arguments, p.name)
+		value := members(arguments).get(p.name)
 		text, ok := unquote(value)
 		if !ok { // other values are JSON, and omitted ones ""
-			text = strings.TrimPrefix(string(oneLine(value)), "null")
+			text = strings.TrimPrefix(string(value), "null")
 		}
 		args = append(args, text) // $1, $2, … as documented
 	}
@@ -147,7 +147,7 @@ func shellResult(output []byte, err error) object {
 		return failure(errText(err))
 	case text == "":
 		return toolResult(nil)
-	case json.Valid(value) && isObject(value):
+	case json.Valid(value) && members(value) != nil:
 		return toolResult(value)
 	}
 	return toolResult(quote(text))

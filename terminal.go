@@ -121,16 +121,16 @@ func resolveRoots(dirs []string) (roots []string, err error) {
 // withRegistry calls do with a registry of the modules under dirs; see resolveRoots. The
 // registry is closed when do returns. c has the rest of its configuration.
 func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
-	var err error
-	c.Roots, err = resolveRoots(dirs)
+	roots, err := resolveRoots(dirs)
+	if err == nil {
+		err = checkNesting(a.getenv(nestedVar), roots)
+	}
 	if err != nil {
 		return err
 	}
+	c.Roots = roots
 	if c.Served == nil {
-		c.Served = c.Roots
-	}
-	if err := checkNesting(a.getenv(nestedVar), c.Roots); err != nil {
-		return err
+		c.Served = roots
 	}
 	c.CacheDir = filepath.Join(a.data, "cache")
 	r := newRegistry(c)
@@ -163,7 +163,7 @@ func (a *app) print(name string, v any, asJSON bool) {
 func writeText(w io.Writer, name string, v any) {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
-		"left":  func(at time.Time) string { return formatLeft(time.Until(at)) },
+		"left":  formatLeft,
 		"note":  func(text string) string { return sanitizeLines(text, "\n      ") },
 	})
 	var text bytes.Buffer // so that records of the log don't come in between
@@ -216,9 +216,9 @@ func sanitizeLines(text, separator string) string {
 	return strings.ReplaceAll(printable, "\n", separator)
 }
 
-// formatLeft formats a duration in days, hours and minutes, rounded up.
-func formatLeft(d time.Duration) string {
-	minutes := (max(d, 1) + time.Minute - 1) / time.Minute
+// formatLeft formats the time until an instant in days, hours and minutes, rounded up.
+func formatLeft(at time.Time) string {
+	minutes := (max(time.Until(at), 1) + time.Minute - 1) / time.Minute
 	var parts []string
 	for i, n := range []time.Duration{minutes / (24 * 60), minutes / 60 % 24, minutes % 60} {
 		if n > 0 {

@@ -224,7 +224,7 @@ func (c *askClient) take(msg json.RawMessage) {
 		go func() { // the answer comes on another request
 			body := encodeResult(id, members(answer))
 			if e := field(answer, "error"); e != nil {
-				body = encodeError(id, parseRPCError(e))
+				body = members(body).without("result").set("error", e).encode()
 			}
 			if err := c.post(context.Background(), body); err != nil {
 				c.t.Errorf("answering: %v", err)

@@ -81,10 +81,9 @@ func (b *bubble) start(t *testing.T) {
 		stopped:  stopped,
 	})
 	d := &daemon{flags: &serveFlags{}, log: log, server: b.server, registry: b.server.modules}
-	d.flags.origins.mcp = thisMachine
 	b.conns = make(pipes)
 	web := &http.Server{Handler: d}
-	limitConnections(web, cmp.Or(b.files, 1<<20))
+	limitConnections(web, cmp.Or(b.files, 1<<20), rememberCodes)
 	var serving sync.WaitGroup
 	serving.Go(func() { web.Serve(b.conns) })
 	serving.Go(func() { claims.Watch(stopping) })

@@ -124,6 +124,17 @@ func (a answer) last() json.RawMessage {
 	return a.Events[len(a.Events)-1]
 }
 
+// field returns the value under key in a JSON object, or nil.
+func field(raw json.RawMessage, key string) json.RawMessage { return members(raw).get(key) }
+
+// stringField returns the string under key in a JSON object, or "".
+func stringField(raw json.RawMessage, key string) string { return members(raw).text(key) }
+
+// withMember returns a JSON object with key set to value.
+func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
+	return members(raw).set(key, value).encode()
+}
+
 // result returns the result, nil for none.
 func (a answer) result() json.RawMessage { return field(a.last(), "result") }
 

@@ -98,11 +98,12 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	body, held, err := s.account(from).receive(w, r)
+	held := s.memory.open(from.principal)
+	defer held.end()
+	body, err := held.receive(w, r)
 	if err != nil {
 		return err
 	}
-	defer held.end()
 	// A client of HTTP+SSE gets its answers on its stream, whatever it posts.
 	if from.session != nil && from.session.Protocol == sseProtocol {
 		if err := from.session.deliver(from, body); err != nil {
@@ -127,11 +128,11 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
 	// asked or notified.
-	conn := connection{ctx: r.Context()}
+	var write func(frame) error
 	if accept.stream {
-		conn.write = sseWriter(w)
+		write = sseWriter(w)
 	}
-	request := s.newRequest(from, newOutbox(held.account, conn), held, msg, params)
+	request := s.newRequest(from, newOutbox(r.Context(), held, write), held, msg, params)
 	if from.session.era == stateless {
 		request.header = r.Header
 	}
@@ -173,7 +174,7 @@ func (s *Server) sessionOf(
 	case !begins && from.session == nil:
 		return nil, errNoID
 	case !begins:
-		return from.session, from.session.calls.err() // it may have ended while the body arrived
+		return from.session, context.Cause(from.session.life) // it may have ended while the body arrived
 	}
 	protocol, caps, err := parseInitialize(params)
 	if err == nil {
@@ -199,7 +200,7 @@ func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
 	if err == nil {
 		defer r.end()
 		if !old { // the end of its connection cancels a request of this era
-			defer context.AfterFunc(r.out.conn.ctx, func() { r.cancel(context.Canceled) })()
+			defer context.AfterFunc(r.out.ctx, func() { r.cancel(context.Canceled) })()
 		}
 		if streamFirst && old { // a stateless error needs its HTTP status
 			r.out.send(frame{})
@@ -236,9 +237,6 @@ func (s *Server) admit(r *http.Request) (admission, error) {
 	return from, err
 }
 
-// account returns what the principal of a request may use.
-func (s *Server) account(from admission) account { return account{s.memory, from.principal} }
-
 // errManyStreams refuses a stream of a session or principal that has too many.
 var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 	"too many streams: close one").retryAfter(15)
@@ -268,13 +266,14 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	who := s.account(from)
-	// GET has no body, but a client may send one.
-	_, held, err := who.receive(w, r) // an unread body could delay other requests of the connection
+	held := s.memory.open(from.principal)
+	// GET has no body, but a client may send one. Unread, it could delay other requests of the
+	// connection.
+	_, err = held.receive(w, r)
+	held.end()
 	if err != nil {
 		return err
 	}
-	held.end()
 	// Each stream costs a connection and a goroutine for as long as the client likes.
 	if !s.streams.reserve(from.principal, 1) {
 		return errManyStreams
@@ -283,9 +282,9 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	out := newOutbox(who, connection{ctx: ctx, cancel: cancel, write: sseWriter(w)})
+	out := newOutbox(ctx, held, sseWriter(w))
 	if from.session == nil {
-		s.serveSSE(r.URL.Path, from, out)
+		s.serveSSE(r.URL.Path, from, out, cancel)
 		return nil
 	}
 	return s.serveNotices(from, out)
@@ -302,7 +301,7 @@ func (s *Server) serveNotices(from admission, out *outbox) error {
 		out.end()
 		<-out.done
 	}()
-	_ = s.follow(out.conn.ctx, from, out, out.done)
+	_ = s.follow(out.ctx, from, out, out.done)
 	return nil
 }
 
@@ -349,25 +348,25 @@ func (s *Server) newDuplex(from admission, out *outbox) *duplex {
 
 // serve writes to the client until its connection ends, or until input yields the error with
 // which the client's input ended. serve waits for requests in progress, and returns that
-// error.
-func (d *duplex) serve(input <-chan error) (err error) {
+// error. hangUp ends the connection.
+func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	var writing sync.WaitGroup
 	writing.Go(func() {
-		defer d.out.conn.cancel()
+		defer hangUp()
 		defer catch(d.server.log, nil)
 		_ = d.server.serveNotices(d.from, d.out) // its only error is for HTTP
 	})
 	select {
 	case err = <-input:
-	case <-d.out.conn.ctx.Done():
+	case <-d.out.ctx.Done():
 	}
 	// From now on, no request begins. Those in progress may end, but the client can no longer
 	// answer what modules ask in them.
 	d.mu.Lock()
 	d.close()
 	d.mu.Unlock()
-	d.from.session.failAsks()
-	defer time.AfterFunc(duplexTimeout, d.out.conn.cancel).Stop()
+	d.from.session.deafen()
+	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
 	d.requests.Wait()
 	d.out.end()
 	writing.Wait()
@@ -405,12 +404,13 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 		}
 	}
 	// A message that finds no room is answered with the error.
-	held, err := d.out.held.open(int64(size))
+	held := d.server.memory.open(from.principal)
+	err = held.grow(int64(size))
 	r := d.server.newRequest(from, d.out, held, msg, params)
 	r.calls = &d.from.session.calls
 	r.streams = d.open
 	if err == nil {
-		err = r.begin(d.out.conn.ctx)
+		err = r.begin(d.out.ctx)
 	}
 	if err != nil {
 		held.end()
@@ -425,15 +425,15 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	return nil
 }
 
-// serveSSE serves the stream of a new HTTP+SSE session.
-func (s *Server) serveSSE(path string, from admission, out *outbox) {
+// serveSSE serves the stream of a new HTTP+SSE session. hangUp ends its connection.
+func (s *Server) serveSSE(path string, from admission, out *outbox, hangUp func()) {
 	from = s.gate.Create(sseProtocol, 0, from)
 	defer s.gate.sessions.end(from.session)
 	d := s.newDuplex(from, out)
 	from.session.setReceiver(d.receive)
 	// The address is relative, as usher does not know the path that a proxy adds.
 	out.send(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + from.session.name)})
-	_ = d.serve(nil) // its input arrives by POST
+	_ = d.serve(nil, hangUp) // its input arrives by POST
 }
 
 // serveStdio answers one client, which writes lines to in and reads lines from out,
@@ -447,11 +447,10 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	c.memory = newMemory(defaultMaxBody, strangers)
 	s := newServer(c)
 	from := s.gate.Create(protocols[0], 0, admission{principal: everyone})
-	conn := connection{ctx: ctx, cancel: cancel, write: lineWriter(out)}
-	d := s.newDuplex(from, newOutbox(s.account(from), conn))
+	d := s.newDuplex(from, newOutbox(ctx, s.memory.open(everyone), lineWriter(out)))
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
-	err := d.serve(input) // ends ctx
+	err := d.serve(input, cancel) // ends ctx
 	s.suspended.running.Wait()
 	return err
 }

@@ -22,7 +22,7 @@ func TestPanicEndsRequest(t *testing.T) {
 		good := b.server.modules
 		b.server.log, b.server.modules = log, fixedRegistry(nil)
 		hooks := &Webhooks{modules: b.server.modules, memory: b.server.memory, log: log,
-			webhookConfig: webhookConfig{audience: anyone}}
+			webhookConfig: webhookConfig{open: true}}
 		for what, ask := range map[string]func() string{
 			"a list": func() string { return c.ask("tools/list", "").Body },
 			"a call": func() string { return c.call("m_m", "").Body },

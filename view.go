@@ -169,7 +169,7 @@ func (v *View) addToolsAndPrompts() {
 			v.addWebhook(tool)
 		}
 		for _, raw := range m.Lists["prompts"] {
-			name := stringField(raw, "name")
+			name := members(raw).text("name")
 			prompts = append(prompts, &Item{Label: m.Label, ownName: name, definition: raw, module: m.Module})
 		}
 	}
@@ -188,7 +188,7 @@ func (v *View) addNamed(list string, items []*Item) {
 		if item.Method != nil {
 			definitions = append(definitions, item.Method.toolJSON(item.Name))
 		} else {
-			definitions = append(definitions, withMember(item.definition, "name", quote(item.Name)))
+			definitions = append(definitions, members(item.definition).set("name", quote(item.Name)).encode())
 		}
 	}
 	v.addList(list, list, definitions)
@@ -219,7 +219,7 @@ func (v *View) addResources() {
 	byURI := v.items["resources"]
 	for _, m := range v.Modules {
 		for _, raw := range m.Lists["resources"] {
-			m.offer(byURI, stringField(raw, "uri"))
+			m.offer(byURI, members(raw).text("uri"))
 		}
 		for _, method := range m.Methods {
 			m.offer(byURI, method.appURI())
@@ -228,12 +228,12 @@ func (v *View) addResources() {
 	delete(byURI, "") // of methods without a page
 	for _, m := range v.Modules {
 		for _, raw := range m.Lists["resources"] {
-			if byURI[stringField(raw, "uri")] != nil {
+			if byURI[members(raw).text("uri")] != nil {
 				resources = append(resources, raw)
 			}
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
-			prefix, _, _ := strings.Cut(stringField(raw, "uriTemplate"), "{")
+			prefix, _, _ := strings.Cut(members(raw).text("uriTemplate"), "{")
 			v.templates = append(v.templates, m.item(prefix))
 			templates = append(templates, raw)
 		}

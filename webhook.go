@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -40,9 +41,10 @@ const (
 // webhookConfig says which senders may deliver, and how long a delivery may take. Most providers
 // give up after some seconds and deliver again, so the timeout is shorter than that of calls.
 type webhookConfig struct {
-	secret           string   // "" if no secret is set
-	audience         audience // the senders that need no secret, if none is set
-	acceptSignatures bool     // a verified signature replaces the secret
+	secret           string // "" if no secret is set
+	open             bool   // if no secret is set, senders need none
+	local            bool   // if no secret is set, senders on this machine need none
+	acceptSignatures bool   // a verified signature replaces the secret
 	timeout          time.Duration
 }
 
@@ -65,7 +67,7 @@ type delivery struct {
 	received  time.Time
 	hasSecret bool // the secret is right, or none is needed
 	body      []byte
-	held      *reservation   // of body and arguments; nil until body is set
+	held      *reservation   // of body and arguments; nil until the body is read
 	tool      *Item          // whose method is called; nil until it is found
 	rule      *signatureRule // of the method; nil for none
 	status    int            // of the answer
@@ -91,11 +93,9 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	if e, ok := errors.AsType[*fault](err); ok {
 		d.status = e.Status
 		args = append(args, "why", clipText(explain(e), maxLogged))
-		// A copy that the caller does not log again. Some faults are values that all requests
-		// share.
-		logged := *e
-		logged.logged = true
-		err = &logged
+		maps.Copy(w.Header(), e.Header)
+		writeWebhookError(w, e)
+		err = nil // the caller would log it again
 	}
 	args = append(args, "status", d.status, "took", took, "bytes", len(d.body), "remote", r.RemoteAddr)
 	h.log.Info("delivery", args...)
@@ -147,7 +147,7 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 	want := sha256.Sum256([]byte(h.secret))
 	d.hasSecret = h.secret == "" || hmac.Equal(got[:], want[:])
 	switch {
-	case h.secret == "" && !h.audience.includes(r):
+	case h.secret == "" && !h.open && (!h.local || isProxied(r)):
 		return httpErrorf(http.StatusUnauthorized,
 			"webhooks are off: set %s or -open-webhooks", webhookSecretVar)
 	case !d.hasSecret && !(h.acceptSignatures && showsSignature(r.Header)):
@@ -168,7 +168,8 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 		sender = senders
 		markKnown(r)
 	}
-	d.body, d.held, err = account{h.memory, sender}.receive(w, r)
+	d.held = h.memory.open(sender)
+	d.body, err = d.held.receive(w, r)
 	if err != nil {
 		return err
 	}
@@ -380,14 +381,14 @@ func parameters(h http.Header, body []byte, s *schema) (object, error) {
 // the method with all their digits. The object is put on one line, because modules read one
 // message per line. Errors are *fault.
 func jsonObject(body []byte) (object, error) {
-	err := checkJSON(body, "the body")
-	if err == nil && !isObject(body) {
-		err = errors.New("the body must be a JSON object")
-	}
-	if err != nil {
+	if err := checkJSON(body, "the body"); err != nil {
 		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
 	}
-	return members(oneLine(body)), nil
+	list := members(oneLine(body))
+	if list == nil {
+		return nil, httpErrorf(http.StatusBadRequest, "the body must be a JSON object")
+	}
+	return list, nil
 }
 
 // formParams converts a form to parameters. If a field named payload contains a JSON
@@ -519,7 +520,7 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(a)
-	if err == nil && (!isObject(raw) || a.Status < 200 || a.Status > 599) {
+	if err == nil && (members(raw) == nil || a.Status < 200 || a.Status > 599) {
 		err = errors.New("want an object with status (200 to 599), headers and body")
 	}
 	// net/http would drop or change such a header without a word.

@@ -186,7 +186,7 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 				h := &Webhooks{
 					webhookConfig: webhookConfig{
 						secret:           row.secret,
-						audience:         anyone,
+						open:             true,
 						acceptSignatures: true,
 					},
 					modules: fixedRegistry(newCatalog([]*Module{m})),
@@ -252,7 +252,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 			getenv:        func(string) string { return "k" },
 			inFlight:      counter[*Principal]{perKey: maxInFlight},
 		}
-		used := account{h.memory, row.principal}.counter()
+		used := h.memory.open(row.principal).counter
 		full := used.perKey - row.left
 		used.reserve(row.principal, full)
 		w := httptest.NewRecorder()
