@@ -540,7 +540,7 @@ func TestCompletionRunsNoModule(t *testing.T) {
 func TestModulesComeFromTheReport(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	report := base + "/.data/" + recordName
+	report := base + "/.data/" + reportName
 	d := daemonOptions{base: base}.startReady(t, dir)
 	text := string(readFile(t, report))
 	write(t, report, strings.ReplaceAll(text, "The tool x.", "From the report."))

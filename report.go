@@ -1,5 +1,6 @@
 // The report: the state of all modules, for usher modules, the banner, the page for browsers,
-// and the daemon's record. This file also contains the record and the page.
+// and the daemon's file report.json. This file also contains the record of the daemon, and
+// the page.
 
 package main
 
@@ -143,23 +144,23 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 // defaultURL is the URL of a daemon with the default flags.
 const defaultURL = "http://127.0.0.1:3000/"
 
-// In the data folder, lockName is the file that its daemon has locked as long as it runs, and
-// recordName the daemon's record.
+// In the data folder, lockName is the file that its daemon has locked as long as it runs,
+// recordName the daemon's record, and reportName its report of the modules.
 const (
 	lockName   = "daemon.lock"
 	recordName = "daemon.json"
+	reportName = "report.json"
 )
 
-// daemonRecord describes a running daemon and its modules to the other commands.
+// daemonRecord describes a running daemon to the other commands.
 type daemonRecord struct {
 	PID             int
 	URL             string   // the URL by which clients reach the daemon
 	Roots           []string // the folders that it serves
 	RequireClaim    bool
 	RequireApproval bool
-	Secret          bool           // webhooks need the secret
-	WebhooksOff     bool           // see whoSendsWebhooks
-	Modules         []moduleReport // nil until the first report
+	Secret          bool // webhooks need the secret
+	WebhooksOff     bool // see whoSendsWebhooks
 }
 
 // readDaemon reads the record of the daemon that runs in a data folder. It returns the
@@ -183,14 +184,17 @@ func (a *app) readReport(dirs []string) (list []moduleReport, ok bool) {
 	isBelow := func(folders []string, path string) bool {
 		return slices.ContainsFunc(folders, func(dir string) bool { return scopeDir(dir).Contains(path) })
 	}
-	daemon := readDaemon(a.data)
+	served := readDaemon(a.data).Roots
 	for _, dir := range dirs {
-		if !isBelow(daemon.Roots, dir) {
+		if !isBelow(served, dir) {
 			return nil, false
 		}
 	}
-	list = slices.DeleteFunc(daemon.Modules, func(m moduleReport) bool { return !isBelow(dirs, m.Path) })
-	return list, list != nil
+	raw, err := readRegular(filepath.Join(a.data, reportName))
+	if err != nil || json.Unmarshal(raw, &list) != nil {
+		return nil, false
+	}
+	return slices.DeleteFunc(list, func(m moduleReport) bool { return !isBelow(dirs, m.Path) }), true
 }
 
 //go:embed help/page.html

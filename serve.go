@@ -262,6 +262,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
+	defer os.Remove(filepath.Join(a.data, reportName))
 	if flags.needsApproval() {
 		config.Approved = filepath.Join(a.data, approvedName)
 		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
@@ -337,19 +338,13 @@ func (d *daemon) announce(roots []string) error {
 		Secret:          hooks.secret != "",
 		WebhooksOff:     hooks.secret == "" && !hooks.open && !hooks.local,
 	}
-	if err := d.writeRecord(nil); err != nil {
+	os.Remove(filepath.Join(d.app.data, reportName)) // of a daemon that was killed
+	if err := replaceFile(filepath.Join(d.app.data, recordName), marshal(d.record)); err != nil {
 		return err
 	}
 	d.log.Info("listening", "address", d.listener.Addr().String(), "url", d.record.URL,
 		"webhooks", d.whoSendsWebhooks())
 	return nil
-}
-
-// writeRecord writes the daemon's record with a report of the modules.
-func (d *daemon) writeRecord(modules []moduleReport) error {
-	record := d.record
-	record.Modules = modules
-	return replaceFile(filepath.Join(d.app.data, recordName), marshal(record))
 }
 
 // listen opens the address, and returns the scheme of its URL. It loads the certificate once,
@@ -555,7 +550,7 @@ func (d *daemon) showRecord(record object) {
 	fmt.Fprintln(d.out, sanitize(line))
 }
 
-// followModules writes the report and prints the banner, both delayed while modules are not
+// followModules writes report.json and prints the banner, both delayed while modules are not
 // ready, as long as clients wait for them. Then it writes each new report until ctx ends.
 // Later banners would be noise: the log says what changes. A report that can't be written is
 // no reason to stop, because only usher modules reads it.
@@ -570,7 +565,7 @@ func (d *daemon) followModules(ctx context.Context) {
 		// Before the report: a change during the report then leads to another one.
 		changed := d.registry.Changed()
 		modules := d.app.report(d.registry, scopeAll(), scopeAll(), d.record)
-		if err := d.writeRecord(modules); err != nil {
+		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
 			d.log.Warn("writing the report", "err", err)
 		}
 		if settled {
