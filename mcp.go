@@ -359,19 +359,18 @@ func (r *request) find() (*Item, error) {
 	if item := view.Lookup(list, name); item != nil {
 		return item, nil
 	}
-	claimants := view.ambiguous[list][name]
+	claimants := view.items[list][name]
 	if claimants == nil {
 		if err := r.server.modules.CheckUnknown(view, name, r.arrived); err != nil {
 			return nil, err
 		}
 	}
 	e := rpcErrorf(codeInvalidParams, "unknown %s %q", strings.TrimSuffix(list, "s"), clipText(name, 200))
-	if claimants != nil {
-		e.Message += ": ambiguous, use one of " + itemNames(claimants)
-	}
 	if list == "resources" {
 		e.Code = codeNoResource
 		e.Data = object{{"uri", quote(name)}}.encode()
+	} else if claimants != nil {
+		e.Message += ": ambiguous, use one of " + itemNames(claimants)
 	}
 	return nil, e
 }

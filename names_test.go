@@ -97,7 +97,7 @@ func TestSharedNamesAreNobodys(t *testing.T) {
 	both := []string{"/w/p/d.usher:d x handleX", "/w/q/d.usher:d x handleX"}
 	view := viewOf(t, scopeAll(), both...)
 	check(t, "d_x is a tool", view.Lookup("tools", "d_x") != nil, false)
-	check(t, "tools that d_x may mean", len(view.ambiguous["tools"]["d_x"]), 2)
+	check(t, "tools that d_x may mean", len(view.items["tools"]["d_x"]), 2)
 	check(t, "x is one of two", view.Lookup("tools", "x") != nil, false)
 	one := viewOf(t, scopeDir("/w/p"), both...)
 	check(t, "names in one folder", viewNames(one), []string{"d_handleX", "d_x"})

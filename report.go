@@ -135,7 +135,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 	}
 	for _, raw := range m.Lists["resources"] {
 		uri := stringField(raw, "uri")
-		if view.items["resources"][uri] == nil {
+		if len(view.items["resources"][uri]) > 1 {
 			note("%s: this resource is not offered, as several modules have its URI", uri)
 		}
 	}

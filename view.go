@@ -84,13 +84,10 @@ type View struct {
 	// Fingerprints maps the name of each list in announcedLists to a hash of the list.
 	Fingerprints map[string]string
 
-	all   []ViewModule                // also those that can't be hosted at the moment
-	items map[string]map[string]*Item // by list, and by name or URI; nil for a URI of several modules
-	// ambiguous contains, by list and by name that belongs to no item, the items that would
-	// have the name.
-	ambiguous map[string]map[string][]*Item
-	templates []*Item            // longest prefix first
-	webhooks  map[string][]*Item // by path: the tools that would have it; see Hook
+	all       []ViewModule                  // also those that can't be hosted at the moment
+	items     map[string]map[string][]*Item // by list, and by name or URI: the items that would have it
+	templates []*Item                       // longest prefix first
+	webhooks  map[string][]*Item            // by path: the tools that would have it; see Hook
 }
 
 // ViewModule is a module and its label in a view.
@@ -121,12 +118,11 @@ func (m ViewModule) item(name string) *Item {
 	return &Item{Name: name, Label: m.Label, module: m.Module}
 }
 
-// offer adds a URI of the module to byURI. A URI that several modules offer belongs to none.
-func (m ViewModule) offer(byURI map[string]*Item, uri string) {
-	if owner, offered := byURI[uri]; !offered {
-		byURI[uri] = m.item(uri)
-	} else if owner != nil && owner.module != m.Module {
-		byURI[uri] = nil
+// offer adds a URI of the module to byURI.
+func (m ViewModule) offer(byURI map[string][]*Item, uri string) {
+	isOwn := func(i *Item) bool { return i.module == m.Module }
+	if !slices.ContainsFunc(byURI[uri], isOwn) {
+		byURI[uri] = append(byURI[uri], m.item(uri))
 	}
 }
 
@@ -136,8 +132,7 @@ func newView(c *Catalog, scope Scope) *View {
 		catalog:      c,
 		scope:        scope,
 		ToolsOf:      make(map[*Module][]*Item),
-		ambiguous:    make(map[string]map[string][]*Item),
-		items:        map[string]map[string]*Item{"resources": {}},
+		items:        map[string]map[string][]*Item{"resources": {}},
 		webhooks:     make(map[string][]*Item),
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
@@ -179,12 +174,10 @@ func (v *View) addToolsAndPrompts() {
 
 // addNamed names the items, as nameItems does, sorts them by name and adds them under list.
 func (v *View) addNamed(list string, items []*Item) {
-	v.ambiguous[list] = nameItems(items)
+	v.items[list] = nameItems(items)
 	slices.SortFunc(items, func(a, b *Item) int { return strings.Compare(a.Name, b.Name) })
-	v.items[list] = make(map[string]*Item)
 	var definitions []json.RawMessage
 	for _, item := range items {
-		v.items[list][item.Name] = item
 		if item.Method != nil {
 			definitions = append(definitions, item.Method.toolJSON(item.Name))
 		} else {
@@ -228,7 +221,7 @@ func (v *View) addResources() {
 	delete(byURI, "") // of methods without a page
 	for _, m := range v.Modules {
 		for _, raw := range m.Lists["resources"] {
-			if byURI[stringField(raw, "uri")] != nil {
+			if len(byURI[stringField(raw, "uri")]) == 1 {
 				resources = append(resources, raw)
 			}
 		}
@@ -260,22 +253,22 @@ var announcedLists = []string{"tools", "prompts", "resources"}
 // prefix. It returns nil for an unknown name, one out of scope, a URI that several modules
 // offer, and a URI longer than maxURI.
 func (v *View) Lookup(list, name string) *Item {
-	if len(name) > maxURI {
-		return nil
-	}
-	item, offered := v.items[list][name]
-	if item == nil && list == "tools" {
+	claimants := v.items[list][name]
+	switch {
+	case len(name) > maxURI:
+	case len(claimants) == 1 && claimants[0].Name == name:
+		return claimants[0]
+	case claimants != nil: // the name belongs to none of them
+	case list == "tools":
 		own := slices.DeleteFunc(slices.Clone(v.Tools), func(t *Item) bool { return t.ownName != name })
 		if len(own) == 1 && v.candidates(name, own[0].module) == nil {
 			return own[0]
 		}
-	}
-	if offered || list != "resources" {
-		return item
-	}
-	for _, t := range v.templates {
-		if strings.HasPrefix(name, t.Name) {
-			return t
+	case list == "resources":
+		for _, t := range v.templates {
+			if strings.HasPrefix(name, t.Name) {
+				return t
+			}
 		}
 	}
 	return nil
