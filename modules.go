@@ -75,12 +75,11 @@ type Registry struct {
 	scanning sync.Mutex // held during a scan
 	scanned  time.Time  // when the last scan began; guarded by scanning
 
-	mu       sync.Mutex              // guards the fields below
-	modules  map[string]*moduleOwner // by source.key; only scans add and remove them
-	files    map[string]string       // as scan.files, of the last scan
-	uncalled []*pool                 // of the latest versions that were introspected
-	due      bool                    // the catalog is about to be replaced
-	changed  chan struct{}           // closed when the catalog has been replaced
+	mu      sync.Mutex              // guards the fields below
+	modules map[string]*moduleOwner // by source.key; only scans add and remove them
+	files   map[string]string       // as scan.files, of the last scan
+	due     bool                    // the catalog is about to be replaced
+	changed chan struct{}           // closed when the catalog has been replaced
 }
 
 // newRegistry returns a registry after one scan of the workspace. Its catalog contains the
@@ -632,7 +631,8 @@ func newModule(p *pool, offered *manifest) *Module {
 	return m
 }
 
-// introspect asks the first process of a version for its lists.
+// introspect asks the first process of a version for its lists. The process then waits for calls,
+// unless more modules are about to be introspected: they might be a thousand.
 func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	r := o.registry
 	defer catch(o.log, &err)
@@ -645,26 +645,13 @@ func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 		return nil, err
 	}
 	if p.shell != nil {
-		m, err = p.shell.introspect(p.ctx)
-	} else {
-		m, err = p.introspect(p.readSettled)
+		return p.shell.introspect(p.ctx)
 	}
-	if err == nil {
-		r.letWait(p)
+	m, err = p.introspect(p.readSettled)
+	if slot.counter.busy() {
+		p.reap(time.Now(), 1)
 	}
 	return m, err
-}
-
-// letWait lets the process that has answered an introspection wait for calls. Only the processes
-// of the latest maxUncalled modules do.
-func (r *Registry) letWait(p *pool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.uncalled = append(r.uncalled, p)
-	if len(r.uncalled) > maxUncalled {
-		r.uncalled[0].endUncalled()
-		r.uncalled = slices.Delete(r.uncalled, 0, 1)
-	}
 }
 
 // readSettled reads the lists of a new process. Some servers register the rest of their tools only

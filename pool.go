@@ -89,7 +89,6 @@ type pool struct {
 	calls   counter[*Principal] // running
 	started counter[*Principal] // processes, until they have ended, except those of needsNoRoom
 	running *sync.WaitGroup     // counts the processes
-	called  atomic.Bool         // a call has been made
 	offers  string              // a hash of the manifest that is served; see moduleOwner
 
 	newest  atomic.Pointer[Worker] // the last process that started or announced a change of its lists
@@ -143,7 +142,6 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	if p.ctx.Err() != nil {
 		return nil, errRetired
 	}
-	p.called.Store(true)
 	request := p.shell.request
 	if p.shell == nil {
 		c, failed := p.enter(ctx, caller)
@@ -433,13 +431,6 @@ func (p *pool) retire() {
 	p.cancel()
 	for _, c := range slices.Clone(p.procs) {
 		p.end(c)
-	}
-}
-
-// endUncalled ends the process that has answered an introspection, unless a call was made.
-func (p *pool) endUncalled() {
-	if !p.called.Load() {
-		p.reap(time.Now(), 1)
 	}
 }
 
