@@ -40,7 +40,7 @@ const (
 	revisionInterval = time.Second            // at least, between two readings of one module's lists
 	retryDelay       = 5 * time.Second        // before a module that failed is tried again
 	retryInterval    = 2 * time.Minute        // the same for scans, from the second time on
-	settleTime       = 250 * time.Millisecond // in which a new process may still change its lists
+	settleTime       = 250 * time.Millisecond // in which a new process may still add to its lists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
 )
@@ -655,19 +655,12 @@ func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 }
 
 // readSettled reads the lists of a new process. Some servers register the rest of their tools only
-// once they know their client, and announce that.
+// once they know their client.
 func (p *pool) readSettled(w *Worker) (*manifest, error) {
-	m, err := readManifest(p.ctx, w)
-	settled := time.After(settleTime)
-	for err == nil && bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
-		select {
-		case <-p.drifted:
-			m, err = readManifest(p.ctx, w)
-		case <-settled:
-			return m, nil
-		}
+	if bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
+		pauseFor(p.ctx, settleTime)
 	}
-	return m, err
+	return readManifest(p.ctx, w)
 }
 
 // readAgain reads the lists of the version's newest process. If the process serves only one
