@@ -55,20 +55,25 @@ func approve(
 		if err != nil {
 			return err
 		}
-		isNew := make(map[string]bool)
 		for _, root := range roots {
 			if list[root] == nil {
 				list[root] = make(map[string]string)
 			}
-			for _, s := range found {
-				key := s.approvalKey()
+		}
+		news = nil // of an attempt that has failed
+		for _, s := range found {
+			key := s.approvalKey()
+			isNew := false
+			for _, root := range roots {
 				if s.isBelow(root) && list[root][key] != s.Content {
 					list[root][key] = s.Content
-					isNew[key] = true
+					isNew = true
 				}
 			}
+			if isNew {
+				news = append(news, s)
+			}
 		}
-		news = slices.DeleteFunc(slices.Clone(found), func(s source) bool { return !isNew[s.approvalKey()] })
 		return token.replace(held, path, marshal(list), func() error { return nil })
 	})
 	return news, err
