@@ -74,19 +74,16 @@ func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []mod
 			State: "ready",
 			Tools: []toolReport{},
 		}
-		if scope.Contains(s.Source) {
-			a.addModule(&m, s, catalog.View(scope), catalog.View(hooks), daemon)
-		} else {
-			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
-		}
 		switch {
 		case s.Err != nil:
 			m.State = "failed"
 		case s.Pending:
 			m.State = "building"
 		}
-		if s.Err != nil && m.Hidden == "" {
-			m.Error = explain(s.Err)
+		if scope.Contains(s.Source) {
+			a.addModule(&m, s, catalog.View(scope), catalog.View(hooks), daemon)
+		} else {
+			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
 		}
 		list = append(list, m)
 	}
@@ -97,6 +94,9 @@ func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []mod
 // addModule adds a hosted module, its tools in view and notes for its author to a line.
 // whole is the view that has the paths of webhooks.
 func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon daemonRecord) {
+	if m.Err != nil {
+		l.Error = explain(m.Err)
+	}
 	l.About = m.About
 	l.names = itemNames(view.ToolsOf[m])
 	l.Problems = slices.Clone(m.Problems)
@@ -184,12 +184,9 @@ func readDaemon(dataDir string) (d daemonRecord) {
 // readReport returns the modules below dirs from the report of a running daemon. It reports
 // false if no daemon serves each of dirs.
 func (a *app) readReport(dirs []string) (list []moduleReport, ok bool) {
-	isBelow := func(folders []string, path string) bool {
-		return slices.ContainsFunc(folders, func(dir string) bool { return scopeDir(dir).Contains(path) })
-	}
 	served := readDaemon(a.data).Roots
 	for _, dir := range dirs {
-		if !isBelow(served, dir) {
+		if !isBelow(dir, served) {
 			return nil, false
 		}
 	}
@@ -197,7 +194,7 @@ func (a *app) readReport(dirs []string) (list []moduleReport, ok bool) {
 	if err != nil || json.Unmarshal(raw, &list) != nil {
 		return nil, false
 	}
-	return slices.DeleteFunc(list, func(m moduleReport) bool { return !isBelow(dirs, m.Path) }), true
+	return slices.DeleteFunc(list, func(m moduleReport) bool { return !isBelow(m.Path, dirs) }), true
 }
 
 //go:embed help/page.html
