@@ -338,10 +338,10 @@ func runGo(ctx context.Context, g *groups, dir string, args []string) (string, e
 }
 
 // goErrorLines returns the messages of the go command, one per line.
-func goErrorLines(text string) []string {
-	var lines []string
-	for line := range strings.Lines(text) {
-		message, indented := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "\t")
+func goErrorLines(text string) (lines []string) {
+	// Indented lines contain the types of a call that does not fit, or the command that would help.
+	text = strings.NewReplacer("\r", "", "\n\t", " ").Replace(text)
+	for message := range strings.SplitSeq(text, "\n") {
 		progress := strings.HasPrefix(message, "# ") || strings.HasPrefix(message, "go: downloading ")
 		if message == "" || progress {
 			continue
@@ -350,13 +350,7 @@ func goErrorLines(text string) []string {
 		if _, name, found := strings.Cut(message, ": undefined: "); found && !strings.Contains(name, ".") {
 			message += " (a module sees no other file of its folder)"
 		}
-		// Further indented lines contain the types of a call that does not fit, or the
-		// command that would help.
-		if indented && len(lines) > 0 {
-			lines[len(lines)-1] += " " + strings.TrimSpace(message)
-		} else {
-			lines = append(lines, message)
-		}
+		lines = append(lines, message)
 	}
 	return lines
 }
