@@ -11,7 +11,7 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
+	"crypto/rand"
 	_ "embed"
 	"fmt"
 	"go/ast"
@@ -185,7 +185,7 @@ const (
 
 // buildGoModule builds the module at path, an absolute path without links, unless last is the
 // outcome of an earlier build and its parts have not changed. The binary is in folder; its name is
-// a hash of its content, so that it never changes. Nothing is written beside the module. The error is a *fault
+// new, so that no binary ever changes. Nothing is written beside the module. The error is a *fault
 // if the module is at fault or the build takes too long, or ctx's cause if ctx ended the build.
 // loaded is set even then, unless the error came before the go command. Safe for
 // concurrent use, also by several processes.
@@ -215,47 +215,33 @@ func buildGoModule(
 		return nil, err
 	}
 	defer os.RemoveAll(temp)
-	target := filepath.Join(temp, "module")
+	binary := filepath.Join(folder, "module-"+rand.Text())
 	if runtime.GOOS == "windows" {
-		target += ".exe"
+		binary += ".exe"
 	}
-	loaded, err = source.build(ctx, g, filepath.Dir(path), target)
+	loaded, err = source.build(ctx, g, filepath.Dir(path), temp, binary)
 	if err == nil {
-		loaded.Binary, err = keepBuild(folder, target)
+		loaded.Binary = binary
+		removeUnused(folder)
 	}
 	return loaded, err
 }
 
-// keepBuild moves a binary to its final name. It also removes everything in folder that is
-// older than keepBuilds: each start of a module renews its binary (see parts.renewBinary).
-func keepBuild(folder, built string) (string, error) {
-	data, err := os.ReadFile(built)
-	if err != nil {
-		return "", err
-	}
-	binary := filepath.Join(folder, fmt.Sprintf("module-%x%s", sha256.Sum256(data), filepath.Ext(built)))
-	if err := os.Chmod(built, 0o700); err != nil {
-		return "", err
-	}
-	if err := os.Rename(built, binary); err != nil {
-		if _, missing := os.Stat(binary); missing != nil { // Windows can't replace a running program
-			return "", err
-		}
-	}
+// removeUnused removes everything in folder that is older than keepBuilds: each start of a module
+// renews its binary (see parts.renewBinary).
+func removeUnused(folder string) {
 	old, _ := os.ReadDir(folder)
 	for _, entry := range old {
 		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > keepBuilds {
 			os.RemoveAll(filepath.Join(folder, entry.Name()))
 		}
 	}
-	return binary, nil
 }
 
-// build runs the go command in dir, the folder of the module's file, to build target from
-// that file and its generated main. An overlay puts the main into dir. build lists the
-// parts first, so that an edit during the build counts as a change.
-func (s *goSource) build(ctx context.Context, g *groups, dir, target string) (*parts, error) {
-	temp := filepath.Dir(target)
+// build runs the go command in dir, the folder of the module's file, to build a binary from
+// that file and its generated main. An overlay, which is in temp, puts the main into dir. build
+// lists the parts first, so that an edit during the build counts as a change.
+func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary string) (*parts, error) {
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	overlayFile := filepath.Join(temp, "overlay.json")
 	replace := map[string]string{filepath.Join(dir, goMainName): mainFile}
@@ -279,7 +265,7 @@ func (s *goSource) build(ctx context.Context, g *groups, dir, target string) (*p
 	list, _ := runGo(ctx, g, dir, append([]string{"list", "-e", "-deps", "-f", goParts}, files...))
 	paths := append(goConfigs(dir), filepath.Join(dir, s.base))
 	loaded := newParts(append(paths, strings.FieldsFunc(list, func(c rune) bool { return c == '\n' })...))
-	output, err := runGo(ctx, g, dir, append([]string{"build", "-buildvcs=false", "-o", target}, files...))
+	output, err := runGo(ctx, g, dir, append([]string{"build", "-buildvcs=false", "-o", binary}, files...))
 	switch {
 	case err == nil:
 		return loaded, nil

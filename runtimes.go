@@ -158,7 +158,7 @@ func (p *parts) with(paths []string) *parts {
 }
 
 // renewBinary reports whether the program that was built from the files can still be used. It
-// keeps keepBuild from removing the program.
+// keeps removeUnused from removing the program.
 func (p *parts) renewBinary() bool {
 	now := time.Now()
 	return p != nil && p.Binary != "" && !p.changed() && os.Chtimes(p.Binary, now, now) == nil
