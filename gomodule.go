@@ -187,12 +187,13 @@ const (
 // outcome of an earlier build and its parts have not changed. The binary is in folder; its name is
 // new, so that no binary ever changes. Nothing is written beside the module. The error is a *fault
 // if the module is at fault or the build takes too long, or ctx's cause if ctx ended the build.
-// loaded is set even then, unless the error came before the go command. Safe for
-// concurrent use, also by several processes.
+// loaded is last only if the error came before the go command. Safe for concurrent use, also by
+// several processes.
 func buildGoModule(
 	ctx context.Context, g *groups, folder, path string, last *parts,
 ) (loaded *parts, err error) {
-	if last.renewBinary() {
+	now := time.Now() // so that the binary counts as used
+	if !last.changed() && os.Chtimes(last.Binary, now, now) == nil {
 		return last, nil
 	}
 	base := filepath.Base(path)
@@ -201,18 +202,18 @@ func buildGoModule(
 	defer cancel()
 	src, _, err := readSource(path, kindGo)
 	if err != nil {
-		return nil, err
+		return last, err
 	}
 	source, err := parseGoModule(base, src)
 	if err != nil {
-		return nil, err
+		return last, err
 	}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return nil, err
+		return last, err
 	}
 	temp, err := os.MkdirTemp(folder, "build-")
 	if err != nil {
-		return nil, err
+		return last, err
 	}
 	defer os.RemoveAll(temp)
 	binary := filepath.Join(folder, "module-"+rand.Text())
@@ -227,8 +228,7 @@ func buildGoModule(
 	return loaded, err
 }
 
-// removeUnused removes everything in folder that is older than keepBuilds: each start of a module
-// renews its binary (see parts.renewBinary).
+// removeUnused removes everything in folder that is older than keepBuilds.
 func removeUnused(folder string) {
 	old, _ := os.ReadDir(folder)
 	for _, entry := range old {

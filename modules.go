@@ -282,9 +282,9 @@ func (r *Registry) compare(found source, check func(*source) error, asked bool) 
 	case isNew || !unchanged:
 		known := r.readCache(found)
 		if known != nil {
-			o.loaded.Store(known.Parts)
+			o.loaded.Store(&known.Parts)
 		} else {
-			o.loaded.Store(o.loaded.Load().refreshed())
+			o.loaded.Store(newParts(o.loaded.Load().Paths))
 		}
 		o.source = found
 		o.do(func() { o.begin(found, known, refused) })
@@ -329,7 +329,7 @@ type moduleOwner struct {
 	cancel   context.CancelFunc
 	events   chan func()            // for run
 	latest   atomic.Pointer[Module] // for the next catalog; only run changes it
-	loaded   atomic.Pointer[parts]  // of the newest version; nil if they are not known
+	loaded   atomic.Pointer[parts]  // of the newest version, as far as they are known
 	shown    *Module                // in the catalog; nil if it has none yet; guarded by Registry.mu
 
 	// Guarded by Registry.scanning.
@@ -353,6 +353,7 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 		source:   found,
 	}
 	o.latest.Store(&Module{source: found, Pending: true})
+	o.loaded.Store(&parts{})
 	o.ctx, o.cancel = context.WithCancel(r.ctx)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -448,7 +449,7 @@ func (o *moduleOwner) work(read func(p *pool) (*manifest, error)) {
 		m, err := read(p)
 		if err == nil {
 			m.Key = p.cacheKey()
-			m.Parts = o.loaded.Load()
+			m.Parts = *o.loaded.Load()
 			o.registry.writeCache(p.source, m)
 		}
 		o.do(func() {
@@ -507,13 +508,14 @@ func (o *moduleOwner) fail(err error) {
 // addParts adds files to the parts of the module, which a process of p has loaded, unless scans do
 // not search their folders. The cache gets them when the lists of the process are read.
 func (o *moduleOwner) addParts(p *pool, w *Worker, paths []string) {
-	paths = slices.DeleteFunc(paths, func(path string) bool { return !isSearched(path, o.registry.Roots) })
 	last := o.loaded.Load()
-	more := last.with(paths)
-	if more == last {
+	paths = slices.DeleteFunc(paths, func(path string) bool {
+		return slices.Contains(last.Paths, path) || !isSearched(path, o.registry.Roots)
+	})
+	if len(paths) == 0 || last.changed() { // then the next scan begins a version
 		return
 	}
-	o.loaded.Store(more)
+	o.loaded.Store(newParts(slices.Concat(last.Paths, paths)))
 	if o.latest.Load().pool == p {
 		p.listsChanged(w)
 	}
@@ -598,12 +600,12 @@ type manifest struct {
 	About     string                       // one sentence, "" for none
 	Problems  []string                     // for the module's author
 	Stateless bool                         // it speaks a revision without sessions
-	Parts     *parts                       // nil if they are not known
+	Parts     parts
 }
 
 // hash returns a hash of the manifest without its parts.
 func (m manifest) hash() string {
-	m.Parts = nil
+	m.Parts = parts{}
 	return hashOf(string(marshal(m)))
 }
 
@@ -777,7 +779,7 @@ func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error
 // ---- The cache
 
 // cacheFormat must change when the meaning of a cached manifest changes.
-const cacheFormat = "7"
+const cacheFormat = "8"
 
 // cachePath returns the file that caches what a module offers, so that a restart need not
 // start known modules. It may be deleted at any time.

@@ -22,7 +22,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 )
 
 // runtimeFiles are the shims and starters of the languages.
@@ -133,36 +132,7 @@ func newParts(paths []string) *parts {
 }
 
 // changed reports whether one of the files has changed since it was loaded.
-func (p *parts) changed() bool { return p != nil && p.Version != partsVersion(p.Paths) }
-
-// refreshed returns the same parts with the version that they have now.
-func (p *parts) refreshed() *parts {
-	if p == nil {
-		return nil
-	}
-	return newParts(p.Paths)
-}
-
-// with returns the parts with more paths. If a known part has changed, it returns p, for the next
-// scan to notice.
-func (p *parts) with(paths []string) *parts {
-	var known []string
-	if p != nil {
-		known = p.Paths
-	}
-	more := slices.DeleteFunc(paths, func(path string) bool { return slices.Contains(known, path) })
-	if len(more) == 0 || p.changed() {
-		return p
-	}
-	return newParts(slices.Concat(known, more))
-}
-
-// renewBinary reports whether the program that was built from the files can still be used. It
-// keeps removeUnused from removing the program.
-func (p *parts) renewBinary() bool {
-	now := time.Now()
-	return p != nil && p.Binary != "" && !p.changed() && os.Chtimes(p.Binary, now, now) == nil
-}
+func (p parts) changed() bool { return len(p.Paths) > 0 && p.Version != partsVersion(p.Paths) }
 
 // goPackageFile matches the names of the files that make up a Go package.
 var goPackageFile = regexp.MustCompile(`\.(go|c|cc|cpp|h|s|S)$`)
