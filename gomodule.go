@@ -223,6 +223,7 @@ func buildGoModule(
 	loaded, err = source.build(ctx, g, filepath.Dir(path), temp, binary)
 	if err == nil {
 		loaded.Binary = binary
+		err = os.Chmod(binary, 0o700)
 		removeUnused(folder)
 	}
 	return loaded, err
