@@ -95,7 +95,7 @@ func newRegistry(c registryConfig) *Registry {
 		changed:        make(chan struct{}),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	r.update(scanFolders(r.Roots), false)
+	r.update(scanFolders(r.Roots))
 	r.publish()
 	if r.Watch {
 		r.running.Go(r.watch)
@@ -186,11 +186,10 @@ func (r *Registry) CheckUnknown(view *View, name string, since time.Time) error 
 	return view.failure(name)
 }
 
-// Refresh scans the workspace and tries modules that failed again, unless a scan has begun since
-// a time.
+// Refresh scans the workspace, unless a scan has begun since a time.
 func (r *Registry) Refresh(since time.Time) {
 	if r.Watch {
-		r.rescan(since, true)
+		r.rescan(since)
 	}
 }
 
@@ -202,14 +201,13 @@ func (r *Registry) watch() {
 	wait := minPoll
 	for pauseFor(r.ctx, wait) {
 		start := time.Now()
-		r.rescan(start, false)
+		r.rescan(start)
 		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
 	}
 }
 
-// rescan scans the workspace, unless a scan has begun since a time. asked says that a call needs
-// the scan. rescan also stops idle processes.
-func (r *Registry) rescan(since time.Time, asked bool) {
+// rescan scans the workspace, unless a scan has begun since a time. It also stops idle processes.
+func (r *Registry) rescan(since time.Time) {
 	defer catch(r.Log, nil)
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
@@ -217,7 +215,7 @@ func (r *Registry) rescan(since time.Time, asked bool) {
 		return
 	}
 	r.scanned = time.Now()
-	r.update(scanFolders(r.Roots), asked)
+	r.update(scanFolders(r.Roots))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, o := range r.modules {
@@ -228,12 +226,12 @@ func (r *Registry) rescan(since time.Time, asked bool) {
 }
 
 // update tells the owners of modules what a scan has found. The caller holds r.scanning.
-func (r *Registry) update(s *scan, asked bool) {
+func (r *Registry) update(s *scan) {
 	r.removeMissing(s)
 	check := r.approval()
 	for _, found := range s.sources {
 		if r.Only == nil || r.Only(found.Name) {
-			r.compare(found, check, asked)
+			r.compare(found, check)
 		}
 	}
 	r.mu.Lock()
@@ -263,7 +261,7 @@ func (r *Registry) removeMissing(s *scan) {
 // compare begins a version of a module if its source is new, has changed, or has been approved or
 // lost its approval since the last scan. check returns an error for a source that can't be hosted. If
 // modules need no approval, a changed part changes the module. The caller holds r.scanning.
-func (r *Registry) compare(found source, check func(*source) error, asked bool) {
+func (r *Registry) compare(found source, check func(*source) error) {
 	o := r.modules[found.key()]
 	isNew := o == nil
 	if isNew {
@@ -289,7 +287,7 @@ func (r *Registry) compare(found source, check func(*source) error, asked bool) 
 		o.source = found
 		o.do(func() { o.begin(found, known, refused) })
 	case failed != nil:
-		o.do(func() { o.tryAgain(asked) })
+		o.do(func() { o.tryAgain(false) })
 	}
 }
 
@@ -399,6 +397,7 @@ func (o *moduleOwner) do(event func()) {
 func (o *moduleOwner) show(change func(m *Module)) {
 	m := *o.latest.Load()
 	change(&m)
+	m.checkCurrent = func() error { return o.checkCurrent(m.pool) }
 	o.latest.Store(&m)
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
@@ -477,7 +476,6 @@ func (o *moduleOwner) serve(offered *manifest) {
 	}
 	p.offers = hash
 	m := newModule(p, offered)
-	m.checkCurrent = func() error { return o.checkCurrent(p) }
 	served := o.latest.Load().pool
 	what := "module changed"
 	if served == nil {
@@ -533,21 +531,22 @@ func (o *moduleOwner) tryAgain(asked bool) {
 	}
 }
 
-// checkCurrent returns nil if p serves the newest version, or if usher does not follow changes.
-// If the source file has changed since the last scan, checkCurrent scans the workspace. A file
+// checkCurrent returns nil if p serves the newest version, or if usher does not follow changes. p
+// is nil if no version is served. If the source file has changed since the last scan, checkCurrent scans the workspace. A file
 // that is gone does not count as changed: scans notice its removal. The error is errRetired if a
 // newer version is ready or pending, else the reason why that can't be hosted.
 func (o *moduleOwner) checkCurrent(p *pool) error {
 	r := o.registry
-	if !r.Watch || r.Approved != "" {
+	if p != nil && (!r.Watch || r.Approved != "") {
 		return nil
 	}
-	info, err := os.Lstat(p.Source)
+	path := o.latest.Load().Source
+	info, err := os.Lstat(path)
 	r.mu.Lock()
-	scanned := r.files[p.Source]
+	scanned := r.files[path]
 	r.mu.Unlock()
 	if err == nil && fileVersion(info) != scanned {
-		r.rescan(time.Now(), true)
+		r.Refresh(time.Now())
 	}
 	m := o.latest.Load()
 	if m.Err != nil {

@@ -216,7 +216,7 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 				s := newScan()
 				s.root = dir
 				s.add(dir+"/m.usher", dir+"/m.usher", source{Name: "m", Kind: kindExecutable})
-				r.update(s, false)
+				r.update(s)
 				pass(time.Hour)
 			}
 			check(t, "times that it is logged", strings.Count(log.String(), "module failed"), 1)
@@ -254,7 +254,7 @@ func introspecting(t *testing.T, dir string) *Registry {
 	t.Helper()
 	r := registryOf(t, dir, io.Discard)
 	r.introspecting.reserve(kindExecutable, maxIntrospections) // so that no introspection begins
-	r.update(scanOf("p"), false)
+	r.update(scanOf("p"))
 	return r
 }
 
@@ -297,7 +297,7 @@ func TestListsWaitForTheirScope(t *testing.T) {
 		pass(startupTime - time.Second)
 		waits("at the start", scopeAll(), time.Second)
 		waits("for too long", scopeAll(), 0)
-		r.update(scanOf("p", "q"), false)
+		r.update(scanOf("p", "q"))
 		waits("later", scopeAll(), 0)
 		check(t, "pending in its folder", r.Pending(scopeDir("/w/q")), true)
 		check(t, "pending in another folder", r.Pending(scopeDir("/w/r")), false)
@@ -312,10 +312,10 @@ func TestLateIntrospectionIsDropped(t *testing.T) {
 	first := r.modules["/w/p/m.usher#p"]
 	for range 2 {
 		check(t, "modules after a scan that missed the file", len(r.modules), 1)
-		r.update(newScan(), false)
+		r.update(newScan())
 	}
 	check(t, "modules after two such scans", len(r.modules), 0)
-	r.update(scanOf("p"), false)
+	r.update(scanOf("p"))
 	second := r.modules["/w/p/m.usher#p"]
 	check(t, "it is the same module", first == second, false)
 	first.do(func() { first.serve(&manifest{}) })

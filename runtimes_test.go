@@ -259,7 +259,7 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	defer r.Close()
 	must(t, os.Remove(workspace))
 	must(t, os.Symlink(dir+"/other", workspace))
-	r.rescan(time.Now(), false)
+	r.rescan(time.Now())
 	r.WaitAll(t.Context(), patience, scopeAll())
 	report := r.Catalog().modules
 	if len(report) != 1 || report[0].Path != workspace ||

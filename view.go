@@ -37,7 +37,7 @@ type Module struct {
 	pool *pool // nil if no version is served: then the module only affects other modules' names
 	// checkCurrent returns errRetired if the source file has a newer version that usher
 	// follows, or if usher still introspects that; other errors say why the newest version
-	// can't be hosted. nil if pool is.
+	// can't be hosted. It tries a version again that has failed. nil at first, while Pending.
 	checkCurrent func() error
 }
 
@@ -274,10 +274,8 @@ func (v *View) Lookup(list, name string) *Item {
 	return nil
 }
 
-// candidates returns the modules, except own, whose name or label begins the name of a tool
-// or the path of a webhook.
+// candidates returns the modules, except own, whose name or label begins the name of a tool.
 func (v *View) candidates(name string, own *Module) (list []ViewModule) {
-	name = strings.Replace(name, "/", "_", 1)
 	for _, m := range v.all {
 		begins := strings.HasPrefix(name, m.Label+"_") || strings.HasPrefix(name, m.Name+"_")
 		if begins && m.Name != "" && m.Module != own {
@@ -287,11 +285,12 @@ func (v *View) candidates(name string, own *Module) (list []ViewModule) {
 	return list
 }
 
-// failure returns why a module can't be hosted that an unknown name may belong to, or nil.
+// failure returns why a module can't be hosted that an unknown name may belong to, or nil. The error
+// is errRetired if usher tries the module again.
 func (v *View) failure(name string) error {
 	for _, m := range v.candidates(name, nil) {
 		if m.Err != nil {
-			return m.failure()
+			return m.checkCurrent()
 		}
 	}
 	return nil
