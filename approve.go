@@ -122,7 +122,6 @@ func (o *moduleOwner) newPool(s source) *pool {
 		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
 		started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
 		crashed:    make(map[context.Context]time.Time),
-		drifted:    make(chan struct{}, 1),
 	}
 	p.ctx, p.cancel = context.WithCancel(o.ctx)
 	context.AfterFunc(p.ctx, p.retire)
@@ -154,7 +153,7 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 		log:         r.Log,
 		owner:       owner,
 		confirms:    p.Kind.singleFile(),
-		listChanged: p.listsChanged,
+		listChanged: func(w *Worker) { o.listsChanged(p, w) },
 		partsLoaded: func(w *Worker, paths []string) { o.addParts(p, w, paths) },
 	})
 	l.Env = moduleEnv(p.Source, l.Env)
@@ -168,7 +167,7 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 		return nil, err
 	}
 	if isServed {
-		p.listsChanged(w) // perhaps, since the manifest was made
+		o.listsChanged(p, w) // perhaps, since the manifest was made
 	}
 	return w, nil
 }

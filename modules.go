@@ -319,14 +319,13 @@ func (r *Registry) publish() {
 // ---- The state of one module
 
 // moduleOwner owns the state of one module: it alone begins versions and changes what the catalog
-// shows. Its goroutine, run, never blocks. Slow work runs in other goroutines, which report back.
+// shows. Its lock is never held for long: slow work runs in other goroutines, which report back.
 type moduleOwner struct {
 	registry *Registry
 	log      *slog.Logger
 	ctx      context.Context // ends when the module is removed
 	cancel   context.CancelFunc
-	events   chan func()            // for run
-	latest   atomic.Pointer[Module] // for the next catalog; only run changes it
+	latest   atomic.Pointer[Module] // for the next catalog; changed with mu locked
 	loaded   atomic.Pointer[parts]  // of the newest version, as far as they are known
 	shown    *Module                // in the catalog; nil if it has none yet; guarded by Registry.mu
 
@@ -334,12 +333,13 @@ type moduleOwner struct {
 	source  source // the newest
 	missing bool   // the last scan did not find it
 
-	// Only run uses the fields below.
-	pool     *pool     // of the newest version
-	working  bool      // the lists of the newest version are being read
-	failures int       // of introspection, one after the other
-	failed   time.Time // when the last one ended
-	reported string    // why the module could not be hosted
+	mu       sync.Mutex // guards the fields below
+	pool     *pool      // of the newest version
+	working  bool       // the lists of the newest version are being read
+	drifted  *Worker    // a process of it whose lists may differ from those that were read last, or nil
+	failures int        // of introspection, one after the other
+	failed   time.Time  // when the last one ended
+	reported string     // why the module could not be hosted
 }
 
 // addOwner adds a module that a scan has found, which is pending.
@@ -347,7 +347,6 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 	o := &moduleOwner{
 		registry: r,
 		log:      r.Log.With("module", found.Name, "kind", found.Kind, "file", found.file()),
-		events:   make(chan func()),
 		source:   found,
 	}
 	o.latest.Store(&Module{source: found, Pending: true})
@@ -356,41 +355,32 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.modules[found.key()] = o
-	r.running.Go(o.run)
 	return o
 }
 
-// run handles events until the module is removed.
-func (o *moduleOwner) run() {
-	for {
-		var drifted chan struct{}
-		if p := o.latest.Load().pool; p != nil && p == o.pool && !o.working {
-			drifted = p.drifted
-		}
-		select {
-		case event := <-o.events:
-			event()
-		case <-drifted:
-			o.work(o.readAgain)
-		case <-o.ctx.Done():
-			return
-		}
+// do changes the module's state, unless the module has been removed. It then begins to read the
+// lists of a process again if they may have changed.
+func (o *moduleOwner) do(change func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	defer catch(o.log, nil)
+	if o.ctx.Err() != nil {
+		return
+	}
+	change()
+	if w := o.drifted; w != nil && !o.working && o.pool == o.latest.Load().pool {
+		o.drifted = nil
+		o.work(func(p *pool) (*manifest, error) { return o.readAgain(p, w) })
 	}
 }
 
-// do runs an event on the owner's goroutine and waits for it, unless the module is removed.
-func (o *moduleOwner) do(event func()) {
-	done := make(chan struct{})
-	caught := func() {
-		defer close(done)
-		defer catch(o.log, nil)
-		event()
-	}
-	select {
-	case o.events <- caught:
-		<-done
-	case <-o.ctx.Done():
-	}
+// listsChanged reports that the lists of w, a process of p, may have changed.
+func (o *moduleOwner) listsChanged(p *pool, w *Worker) {
+	o.do(func() {
+		if p == o.pool {
+			o.drifted = w
+		}
+	})
 }
 
 // show changes what the next catalog shows of the module.
@@ -414,6 +404,7 @@ func (o *moduleOwner) begin(found source, known *manifest, refused error) {
 	}
 	o.pool = o.newPool(found)
 	o.working = false
+	o.drifted = nil
 	o.show(func(m *Module) {
 		if served == nil || found.Invalid != nil {
 			*m = Module{source: found, manifest: manifest{Problems: found.Notes}}
@@ -515,7 +506,7 @@ func (o *moduleOwner) addParts(p *pool, w *Worker, paths []string) {
 	}
 	o.loaded.Store(newParts(slices.Concat(last.Paths, paths)))
 	if o.latest.Load().pool == p {
-		p.listsChanged(w)
+		o.listsChanged(p, w)
 	}
 }
 
@@ -664,13 +655,13 @@ func (p *pool) readSettled(w *Worker) (*manifest, error) {
 	return readManifest(p.ctx, w)
 }
 
-// readAgain reads the lists of the version's newest process. If the process serves only one
-// Member and its lists differ from those that are served, readAgain introspects a new process:
-// names from one claim's process must not reach other claims.
-func (o *moduleOwner) readAgain(p *pool) (m *manifest, err error) {
+// readAgain reads the lists of a process of p. If the process serves only one Member and its lists
+// differ from those that are served, readAgain introspects a new process: names from one claim's
+// process must not reach other claims.
+func (o *moduleOwner) readAgain(p *pool, w *Worker) (m *manifest, err error) {
 	defer catch(o.log, &err)
 	pauseFor(p.ctx, revisionInterval) // more changes are likely to follow
-	m, err = readManifest(p.ctx, p.newest.Load())
+	m, err = readManifest(p.ctx, w)
 	if err != nil || !p.perSession {
 		return m, err
 	}

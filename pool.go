@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -90,9 +89,6 @@ type pool struct {
 	started counter[*Principal] // processes, until they have ended, except those of needsNoRoom
 	running *sync.WaitGroup     // counts the processes
 	offers  string              // a hash of the manifest that is served; see moduleOwner
-
-	newest  atomic.Pointer[Worker] // the last process that started or announced a change of its lists
-	drifted chan struct{}          // 1-buffered: its lists may differ from those that are served
 
 	mu      sync.Mutex                    // guards the fields below
 	procs   []*process                    // waiting, running or ending, in the order of their first calls
@@ -412,12 +408,6 @@ func (p *pool) orphan(c *process) {
 	if c.active == 0 {
 		p.end(c)
 	}
-}
-
-// listsChanged reports that the lists of w may differ from those that are served.
-func (p *pool) listsChanged(w *Worker) {
-	p.newest.Store(w)
-	wake(p.drifted)
 }
 
 // retire refuses new calls, and ends the processes after the calls under way. A new call waits for
