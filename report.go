@@ -112,7 +112,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 			About:  t.Method.About(),
 			Params: strings.Join(t.Method.Parameters, ", "),
 		}
-		receiver, others := whole.Hook(hook.HookPath)
+		receiver, claimants := whole.Hook(hook.HookPath)
 		if receiver == hook {
 			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + webhookPrefix[1:] + hook.HookPath
 			tool.Off = daemon.WebhooksOff
@@ -125,9 +125,9 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		if len(t.Name) > maxToolName {
 			note("%s: some clients refuse this name: with mcp__usher__ it has over 64 characters", t.Name)
 		}
-		if len(others) > 0 {
+		if claimants != nil {
 			note("%s: its webhook is not served, as several webhooks have the path %s: %s",
-				tool.Method, hook.HookPath, strings.Join(others, ", "))
+				tool.Method, hook.HookPath, itemNames(claimants))
 		}
 		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
 			note("%s: in this environment, its deliveries fail: %v", tool.Method, err)

@@ -296,22 +296,15 @@ func (v *View) failure(name string) error {
 	return nil
 }
 
-// Hook returns the tool that receives webhooks at a path. If several would have the path,
-// it belongs to none of them, and Hook returns what identifies them: other paths, or the
-// names of the tools.
-func (v *View) Hook(path string) (tool *Item, alternatives []string) {
-	claimants := v.webhooks[path]
+// Hook returns the tool that receives webhooks at a path. If several would have the path, it belongs
+// to none of them, and Hook returns them all as claimants. A tool whose module shares its name is a
+// claimant of the path with the bare name.
+func (v *View) Hook(path string) (tool *Item, claimants []*Item) {
+	claimants = v.webhooks[path]
 	if len(claimants) == 1 && claimants[0].HookPath == path {
 		return claimants[0], nil
 	}
-	for _, t := range claimants {
-		other := t.HookPath
-		if other == path {
-			other = t.Name
-		}
-		alternatives = append(alternatives, other)
-	}
-	return nil, alternatives
+	return nil, claimants
 }
 
 // itemNames returns the names of items, for people.
