@@ -43,7 +43,9 @@ func approve(
 	ctx context.Context, dataDir string, served, roots, paths []string,
 ) (news []source, err error) {
 	var found []source
-	for _, s := range scanFolders(roots).sources {
+	scan := scanFolders(roots)
+	for _, key := range sortedKeys(scan.sources) {
+		s := scan.sources[key]
 		if s.Name != "" && slices.ContainsFunc(paths, s.isBelow) && s.readContent(served) == nil {
 			found = append(found, s)
 		}
@@ -107,8 +109,15 @@ func (r *Registry) checkApproved(s source) (source, error) {
 	if r.Approved == "" {
 		return s, nil
 	}
-	s = s.reread()
-	return s, r.approval()(&s)
+	again := newScan()
+	again.root = s.Root
+	again.file(s.Path, s.Name, s.Kind)
+	found, ok := again.sources[s.key()]
+	if !ok {
+		return s, errMoved
+	}
+	err := r.approval()(&found)
+	return found, err
 }
 
 // newPool returns the pool of a version.

@@ -115,9 +115,6 @@ func (r *Registry) Close() {
 // View returns the modules of the current catalog that are inside a scope.
 func (r *Registry) View(scope Scope) *View { return r.catalog.Load().View(scope) }
 
-// Catalog returns the current catalog.
-func (r *Registry) Catalog() *Catalog { return r.catalog.Load() }
-
 // Call runs attempt, which finds something in a view and asks its module for a principal. If
 // the module was reloaded between the two, or its file has changed, Call runs attempt again
 // once the new version is ready. So an edit makes no call fail, unless the new version can't
@@ -229,7 +226,8 @@ func (r *Registry) rescan(since time.Time) {
 func (r *Registry) update(s *scan) {
 	r.removeMissing(s)
 	check := r.approval()
-	for _, found := range s.sources {
+	for _, key := range sortedKeys(s.sources) {
+		found := s.sources[key]
 		if r.Only == nil || r.Only(found.Name) {
 			r.compare(found, check)
 		}
@@ -617,8 +615,8 @@ func newModule(p *pool, offered *manifest) *Module {
 			m.Problems = append(m.Problems, problem)
 		}
 	}
-	if rule := methodRules[m.Kind]; len(tools)+len(m.Problems) == 0 && rule != "" {
-		m.Problems = append(m.Problems, "no methods: a method is "+rule)
+	if len(tools)+len(m.Problems) == 0 && m.Kind.singleFile() {
+		m.Problems = append(m.Problems, "no methods: usher new writes a module with some")
 	}
 	return m
 }

@@ -373,7 +373,7 @@ func TestConfigReloadsChangedEntries(t *testing.T) {
 		return fmt.Sprintf(`%q:{"command":%q,"env":{%q:"good tools=%s"}}`, name, exe,
 			runAsFake, tools)
 	}
-	path := dir + "/" + configName
+	path := dir + "/" + string(kindConfig)
 	replace := func(entries ...string) {
 		write(t, path+".new", `{"mcpServers":{`+strings.Join(entries, ",")+`}}`)
 		must(t, os.Rename(path+".new", path))

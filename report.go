@@ -64,7 +64,7 @@ func (m moduleReport) Summary() string {
 // webhooks are those of the view of hooks, with URLs of a daemon.
 func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []moduleReport {
 	list := []moduleReport{}
-	catalog := r.Catalog()
+	catalog := r.catalog.Load()
 	for _, s := range catalog.modules {
 		m := moduleReport{
 			Name:  s.Name,

@@ -261,7 +261,7 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	must(t, os.Symlink(dir+"/other", workspace))
 	r.rescan(time.Now())
 	r.WaitAll(t.Context(), patience, scopeAll())
-	report := r.Catalog().modules
+	report := r.catalog.Load().modules
 	if len(report) != 1 || report[0].Path != workspace ||
 		report[0].Err.Error() != errMoved.Error() {
 		t.Errorf("got %+v, want the folder with the error %v", report, errMoved)

@@ -450,7 +450,7 @@ func module(t testing.TB, text string) *Module {
 	if text[0] != '!' {
 		m.pool = &pool{}
 	}
-	if strings.HasSuffix(path, configName) {
+	if strings.HasSuffix(path, string(kindConfig)) {
 		m.Kind = kindConfig
 	}
 	for _, tool := range words[1:] {
