@@ -81,25 +81,21 @@ func approve(
 	return news, err
 }
 
-// approval reads the record. The function that it returns returns an error if a source can't be
-// hosted. If modules need an approval, the function sets the source's Content; the error is
-// errUnapproved if the source is below a served DIR whose record has no such source with this
-// content.
-func (r *Registry) approval() func(*source) error {
+// approval reads the record. If modules need an approval, the function that it returns sets the
+// Content of a valid source, and its Invalid: to errUnapproved if the source is below a served DIR
+// whose record has no such source with this content.
+func (r *Registry) approval() func(*source) {
 	list, _ := readApprovals(r.Approved) // usher approve shows the error
-	return func(s *source) error {
+	return func(s *source) {
 		if s.Invalid != nil || r.Approved == "" {
-			return s.Invalid
+			return
 		}
-		if err := s.readContent(r.Served); err != nil {
-			return err
-		}
+		s.Invalid = s.readContent(r.Served)
 		for _, root := range r.Served {
-			if s.isBelow(root) && list[root][s.approvalKey()] != s.Content {
-				return errUnapproved
+			if s.Invalid == nil && s.isBelow(root) && list[root][s.approvalKey()] != s.Content {
+				s.Invalid = errUnapproved
 			}
 		}
-		return nil
 	}
 }
 
@@ -116,8 +112,8 @@ func (r *Registry) checkApproved(s source) (source, error) {
 	if !ok {
 		return s, errMoved
 	}
-	err := r.approval()(&found)
-	return found, err
+	r.approval()(&found)
+	return found, found.Invalid
 }
 
 // newPool returns the pool of a version.

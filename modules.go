@@ -38,8 +38,8 @@ const (
 
 	publishDelay     = 50 * time.Millisecond  // from a change to the catalog that shows it
 	revisionInterval = time.Second            // at least, between two readings of one module's lists
-	retryDelay       = 5 * time.Second        // before a module that failed is tried again
-	retryInterval    = 2 * time.Minute        // the same for scans, from the second time on
+	retryDelay       = 5 * time.Second        // before a call tries a module again that failed
+	retryInterval    = time.Minute            // before a scan does
 	settleTime       = 250 * time.Millisecond // in which a new process may still add to its lists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
@@ -180,7 +180,12 @@ func (r *Registry) CheckUnknown(view *View, name string, since time.Time) error 
 	if r.Pending(view.scope) || r.catalog.Load() != view.catalog {
 		return errRetired
 	}
-	return view.failure(name)
+	for _, m := range view.candidates(name, nil) {
+		if m.Err != nil {
+			return m.checkCurrent()
+		}
+	}
+	return nil
 }
 
 // Refresh scans the workspace, unless a scan has begun since a time.
@@ -257,36 +262,31 @@ func (r *Registry) removeMissing(s *scan) {
 }
 
 // compare begins a version of a module if its source is new, has changed, or has been approved or
-// lost its approval since the last scan. check returns an error for a source that can't be hosted. If
-// modules need no approval, a changed part changes the module. The caller holds r.scanning.
-func (r *Registry) compare(found source, check func(*source) error) {
+// lost its approval since the last scan. check looks for its approval. If modules need no approval,
+// a changed part changes the module. The caller holds r.scanning.
+func (r *Registry) compare(found source, check func(*source)) {
 	o := r.modules[found.key()]
-	isNew := o == nil
-	if isNew {
+	if o == nil {
 		o = r.addOwner(found)
 	}
 	last := o.source
 	if last.Version == found.Version {
 		found.Content = last.Content
 	}
-	refused := check(&found)
-	failed := o.latest.Load().Err
-	unchanged := last.Version == found.Version && last.Content == found.Content &&
-		errors.Is(refused, errUnapproved) == errors.Is(failed, errUnapproved) &&
-		(r.Approved != "" || !o.loaded.Load().changed())
-	switch {
-	case isNew || !unchanged:
-		known := r.readCache(found)
-		if known != nil {
-			o.loaded.Store(&known.Parts)
-		} else {
-			o.loaded.Store(newParts(o.loaded.Load().Paths))
-		}
-		o.source = found
-		o.do(func() { o.begin(found, known, refused) })
-	case failed != nil:
-		o.do(func() { o.tryAgain(false) })
+	check(&found)
+	if last.Version == found.Version && fmt.Sprint(last.Invalid) == fmt.Sprint(found.Invalid) &&
+		(r.Approved != "" || !o.loaded.Load().changed()) {
+		o.do(func() { o.tryAgain(retryInterval) })
+		return
 	}
+	known := r.readCache(found)
+	if known != nil {
+		o.loaded.Store(&known.Parts)
+	} else {
+		o.loaded.Store(newParts(o.loaded.Load().Paths))
+	}
+	o.source = found
+	o.do(func() { o.begin(found, known) })
 }
 
 // publishSoon schedules a publication, unless one is scheduled already: at a first start,
@@ -328,15 +328,14 @@ type moduleOwner struct {
 	shown    *Module                // in the catalog; nil if it has none yet; guarded by Registry.mu
 
 	// Guarded by Registry.scanning.
-	source  source // the newest
+	source  source // the newest; zero until its first version begins
 	missing bool   // the last scan did not find it
 
 	mu       sync.Mutex // guards the fields below
 	pool     *pool      // of the newest version
 	working  bool       // the lists of the newest version are being read
 	drifted  *Worker    // a process of it whose lists may differ from those that were read last, or nil
-	failures int        // of introspection, one after the other
-	failed   time.Time  // when the last one ended
+	failed   time.Time  // when its introspection failed; zero if it did not
 	reported string     // why the module could not be hosted
 }
 
@@ -345,7 +344,6 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 	o := &moduleOwner{
 		registry: r,
 		log:      r.Log.With("module", found.Name, "kind", found.Kind, "file", found.file()),
-		source:   found,
 	}
 	o.latest.Store(&Module{source: found, Pending: true})
 	o.loaded.Store(&parts{})
@@ -393,9 +391,8 @@ func (o *moduleOwner) show(change func(m *Module)) {
 }
 
 // begin begins a version of the module, which is pending until it is served or has failed. The
-// version that is served stays until then, unless the source itself is invalid. refused says why
-// the new one can't be hosted, or is nil; known is what the cache knows of it.
-func (o *moduleOwner) begin(found source, known *manifest, refused error) {
+// version that is served stays until then. known is what the cache knows of the new one.
+func (o *moduleOwner) begin(found source, known *manifest) {
 	served := o.latest.Load().pool
 	if o.pool != served {
 		o.pool.retire()
@@ -404,19 +401,16 @@ func (o *moduleOwner) begin(found source, known *manifest, refused error) {
 	o.working = false
 	o.drifted = nil
 	o.show(func(m *Module) {
-		if served == nil || found.Invalid != nil {
+		if served == nil {
 			*m = Module{source: found, manifest: manifest{Problems: found.Notes}}
 		}
 		m.Pending = true
 		m.Err = nil
 	})
 	switch {
-	case refused != nil:
-		if found.Invalid != nil {
-			served.retire()
-		}
-		o.failures = 0
-		o.fail(refused)
+	case found.Invalid != nil:
+		o.failed = time.Time{}
+		o.fail(found.Invalid)
 	case known != nil:
 		o.serve(known)
 	case o.registry.CachedOnly:
@@ -448,7 +442,6 @@ func (o *moduleOwner) work(read func(p *pool) (*manifest, error)) {
 			if err == nil {
 				o.serve(m)
 			} else if p.offers == "" {
-				o.failures++
 				o.failed = time.Now()
 				o.fail(err)
 			}
@@ -471,7 +464,7 @@ func (o *moduleOwner) serve(offered *manifest) {
 		what = "module added"
 	}
 	o.log.Info(what, "tools", len(m.Methods))
-	o.failures = 0
+	o.failed = time.Time{}
 	o.reported = ""
 	o.show(func(shown *Module) { *shown = *m })
 	if served != p {
@@ -508,15 +501,10 @@ func (o *moduleOwner) addParts(p *pool, w *Worker, paths []string) {
 	}
 }
 
-// tryAgain begins the newest version again if it could not be introspected a while ago. asked says
-// that a call needs the module.
-func (o *moduleOwner) tryAgain(asked bool) {
-	wait := retryDelay
-	if !asked && o.failures > 1 {
-		wait = retryInterval
-	}
-	if !o.latest.Load().Pending && o.failures > 0 && time.Since(o.failed) >= wait {
-		o.begin(o.pool.source, nil, nil)
+// tryAgain begins the newest version again if it could not be introspected, at least wait ago.
+func (o *moduleOwner) tryAgain(wait time.Duration) {
+	if !o.latest.Load().Pending && !o.failed.IsZero() && time.Since(o.failed) >= wait {
+		o.begin(o.pool.source, nil)
 	}
 }
 
@@ -539,7 +527,7 @@ func (o *moduleOwner) checkCurrent(p *pool) error {
 	}
 	m := o.latest.Load()
 	if m.Err != nil {
-		o.do(func() { o.tryAgain(true) })
+		o.do(func() { o.tryAgain(retryDelay) })
 		m = o.latest.Load()
 	}
 	if m.Pending || m.Err == nil && m.pool != p {
@@ -563,17 +551,18 @@ func (m *Module) failure() error {
 // absolutePath matches an absolute path, or something like one, in a line of text.
 var absolutePath = regexp.MustCompile(`(^|[^\w.])/\w|\b[A-Za-z]:\\`)
 
-// faultLine returns a colon and the first line of a fault's detail that begins with the name
-// of the module's file and contains no absolute path. If there is no such line, it says where
-// to look. It returns "" if there is no detail.
+// faultLine returns a colon and the end of a line of a fault's detail, from the name of the
+// module's file on: of the first line that then contains no absolute path. If there is none, it
+// says where to look. It returns "" if there is no detail.
 func faultLine(err error, file string) string {
 	detail := explain(err)
 	if detail == err.Error() {
 		return ""
 	}
-	for line := range strings.SplitSeq(strings.TrimPrefix(detail, err.Error()+": "), "\n") {
-		if strings.HasPrefix(line, file+":") && !absolutePath.MatchString(line) {
-			return ": " + line
+	for line := range strings.SplitSeq(detail, "\n") {
+		_, place, found := strings.Cut(line, file+":")
+		if found && !absolutePath.MatchString(place) {
+			return ": " + file + ":" + place
 		}
 	}
 	return ": see usher modules"

@@ -215,7 +215,7 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 			for range 2 {
 				s := newScan()
 				s.root = dir
-				s.add(dir+"/m.usher", dir+"/m.usher", source{Name: "m", Kind: kindExecutable})
+				s.add(dir+"/m.usher", dir+"/m.usher", source{Name: "m", Kind: kindExecutable, Version: "1"})
 				r.update(s)
 				pass(time.Hour)
 			}
@@ -262,7 +262,7 @@ func introspecting(t *testing.T, dir string) *Registry {
 func scanOf(names ...string) *scan {
 	s := newScan()
 	for _, name := range names {
-		s.add("", "/w/"+name+"/m.usher", source{Name: name, Kind: kindExecutable})
+		s.add("", "/w/"+name+"/m.usher", source{Name: name, Kind: kindExecutable, Version: "1"})
 	}
 	return s
 }
@@ -428,7 +428,7 @@ func TestFaultHasNoPath(t *testing.T) {
 		"warning\nm.usher.py:3: a/b is no module":   ": m.usher.py:3: a/b is no module",
 		"m.usher.py:3: can't read /home/ada/x":      ": see usher modules",
 		`m.usher.py:3: can't read "C:\Users\ada\x"`: ": see usher modules",
-		"/home/ada/m.usher.py:3: SyntaxError":       ": see usher modules",
+		"/home/ada/m.usher.py:3: SyntaxError":       ": m.usher.py:3: SyntaxError",
 		"other.py:3: SyntaxError":                   ": see usher modules",
 	} {
 		check(t, details, faultLine(processFault("m", "crashed", details), "m.usher.py"), want)

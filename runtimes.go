@@ -367,7 +367,7 @@ type source struct {
 	Root    string // the hosted DIR that it was found below
 	Launch  launch // of a .mcp.json entry
 	Notes   []string
-	Invalid error // why it can't be hosted
+	Invalid error // why it can't be hosted, or is not approved
 
 	Python  []string // files of the virtual environment that runs it: see pythonFor
 	Version string   // changes with the file or entry, and with the files of Python

@@ -285,17 +285,6 @@ func (v *View) candidates(name string, own *Module) (list []ViewModule) {
 	return list
 }
 
-// failure returns why a module can't be hosted that an unknown name may belong to, or nil. The error
-// is errRetired if usher tries the module again.
-func (v *View) failure(name string) error {
-	for _, m := range v.candidates(name, nil) {
-		if m.Err != nil {
-			return m.checkCurrent()
-		}
-	}
-	return nil
-}
-
 // Hook returns the tool that receives webhooks at a path. If several would have the path, it belongs
 // to none of them, and Hook returns them all as claimants. A tool whose module shares its name is a
 // claimant of the path with the bare name.
