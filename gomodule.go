@@ -291,15 +291,12 @@ const goParts = `{{if and (not .Standard) (or (not .Module) .Module.Main)}}
 
 // goConfigs returns the paths of all files that may configure the Go module of a folder.
 func goConfigs(dir string) (paths []string) {
-	for parent := filepath.Dir(dir); ; parent = filepath.Dir(dir) {
+	for last := ""; dir != last; last, dir = dir, filepath.Dir(dir) {
 		for _, name := range []string{"go.mod", "go.sum", "go.work"} {
 			paths = append(paths, filepath.Join(dir, name))
 		}
-		if parent == dir {
-			return paths
-		}
-		dir = parent
 	}
+	return paths
 }
 
 // runGo runs the go command in dir until ctx ends. It returns everything that the command

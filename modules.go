@@ -227,9 +227,10 @@ func (r *Registry) rescan(since time.Time) {
 	}
 }
 
-// update tells the owners of modules what a scan has found. The caller holds r.scanning.
+// update tells the owners of modules what a scan has found, and removes the modules that are gone.
+// Editors replace a file by removing it for a moment, so one scan that misses a file does not count.
+// The caller holds r.scanning.
 func (r *Registry) update(s *scan) {
-	r.removeMissing(s)
 	check := r.approval()
 	for _, key := range sortedKeys(s.sources) {
 		found := s.sources[key]
@@ -240,13 +241,6 @@ func (r *Registry) update(s *scan) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.files = s.files
-}
-
-// removeMissing removes the modules that are gone. Editors replace a file by removing it for a
-// moment, so one scan that misses a file does not count.
-func (r *Registry) removeMissing(s *scan) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	for key, o := range r.modules {
 		missed := o.missing
 		o.missing = !s.has(o.source)
@@ -379,10 +373,8 @@ func (o *moduleOwner) listsChanged(p *pool, w *Worker) {
 	})
 }
 
-// show changes what the next catalog shows of the module.
-func (o *moduleOwner) show(change func(m *Module)) {
-	m := *o.latest.Load()
-	change(&m)
+// show sets what the next catalog shows of the module.
+func (o *moduleOwner) show(m Module) {
 	m.checkCurrent = func() error { return o.checkCurrent(m.pool) }
 	o.latest.Store(&m)
 	o.registry.mu.Lock()
@@ -400,13 +392,13 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 	o.pool = o.newPool(found)
 	o.working = false
 	o.drifted = nil
-	o.show(func(m *Module) {
-		if served == nil {
-			*m = Module{source: found, manifest: manifest{Problems: found.Notes}}
-		}
-		m.Pending = true
-		m.Err = nil
-	})
+	m := *o.latest.Load()
+	if served == nil {
+		m = Module{source: found, manifest: manifest{Problems: found.Notes}}
+	}
+	m.Pending = true
+	m.Err = nil
+	o.show(m)
 	switch {
 	case found.Invalid != nil:
 		o.failed = time.Time{}
@@ -466,7 +458,7 @@ func (o *moduleOwner) serve(offered *manifest) {
 	o.log.Info(what, "tools", len(m.Methods))
 	o.failed = time.Time{}
 	o.reported = ""
-	o.show(func(shown *Module) { *shown = *m })
+	o.show(*m)
 	if served != p {
 		served.retire()
 	}
@@ -479,10 +471,10 @@ func (o *moduleOwner) fail(err error) {
 		o.log.Error("module failed", "why", why)
 	}
 	o.pool.retire()
-	o.show(func(m *Module) {
-		m.Err = err
-		m.Pending = false
-	})
+	m := *o.latest.Load()
+	m.Err = err
+	m.Pending = false
+	o.show(m)
 }
 
 // addParts adds files to the parts of the module, which a process of p has loaded, unless scans do
@@ -761,7 +753,7 @@ const cacheFormat = "8"
 // cachePath returns the file that caches what a module offers, so that a restart need not
 // start known modules. It may be deleted at any time.
 func (r *Registry) cachePath(s source) string {
-	return filepath.Join(r.CacheDir, "modules", hashOf(s.Source, s.Name)+".json")
+	return filepath.Join(r.CacheDir, "modules", hashOf(s.key())+".json")
 }
 
 // cacheKey returns a hash that changes with the file, with usher, and with cacheFormat.

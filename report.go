@@ -139,9 +139,6 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 			note("%s: this resource is not offered, as several modules have its URI", uri)
 		}
 	}
-	if l.Label != "" && l.Label != m.Name {
-		note("its name is not unique: its tools begin with %s", l.Label)
-	}
 }
 
 // defaultURL is the URL of a daemon with the default flags.
@@ -185,13 +182,9 @@ func readDaemon(dataDir string) (d daemonRecord) {
 // false if no daemon serves each of dirs.
 func (a *app) readReport(dirs []string) (list []moduleReport, ok bool) {
 	served := readDaemon(a.data).Roots
-	for _, dir := range dirs {
-		if !isBelow(dir, served) {
-			return nil, false
-		}
-	}
+	isElsewhere := func(dir string) bool { return !isBelow(dir, served) }
 	raw, err := readRegular(filepath.Join(a.data, reportName))
-	if err != nil || json.Unmarshal(raw, &list) != nil {
+	if slices.ContainsFunc(dirs, isElsewhere) || err != nil || json.Unmarshal(raw, &list) != nil {
 		return nil, false
 	}
 	return slices.DeleteFunc(list, func(m moduleReport) bool { return !isBelow(m.Path, dirs) }), true

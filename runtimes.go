@@ -487,8 +487,7 @@ var errMoved = errors.New("it was moved or deleted")
 // fail adds a file or folder that can't be read, as a module without a name. scan.has
 // treats the failure as temporary, unless the path does not exist.
 func (s *scan) fail(path string, err error) {
-	reason := errText(err)
-	s.add(path, path, source{Version: reason, Invalid: errors.New(reason)})
+	s.add(path, path, source{Invalid: errors.New(errText(err))})
 	if !errors.Is(err, fs.ErrNotExist) && err != errMoved {
 		s.unreadable = append(s.unreadable, path)
 	}
