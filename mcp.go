@@ -272,7 +272,7 @@ func (r *request) discover() (object, error) {
 }
 
 // about adds to result what every client learns about usher, and encodes it. It does not
-// wait for modules, as some clients give up soon: the instructions name those that are
+// wait for modules, as some clients give up soon: the instructions only name those that are not
 // ready.
 func (r *request) about(result object) object {
 	view, _ := r.view()

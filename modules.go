@@ -394,7 +394,7 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 	o.drifted = nil
 	m := *o.latest.Load()
 	if served == nil {
-		m = Module{source: found, manifest: manifest{Problems: found.Notes}}
+		m = Module{source: found}
 	}
 	m.Pending = true
 	m.Err = nil
@@ -581,7 +581,6 @@ func (m manifest) hash() string {
 // newModule returns the module that a pool serves, if that offers what the manifest says.
 func newModule(p *pool, offered *manifest) *Module {
 	m := &Module{source: p.source, manifest: *offered, pool: p}
-	m.Problems = slices.Concat(p.Notes, offered.Problems)
 	tools := m.Lists["tools"]
 	names := make(map[string]bool)
 	for _, raw := range tools {

@@ -99,7 +99,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 	}
 	l.About = m.About
 	l.names = itemNames(view.ToolsOf[m])
-	l.Problems = slices.Clone(m.Problems)
+	l.Problems = slices.Concat(m.Notes, m.Problems)
 	note := func(format string, args ...any) {
 		l.Problems = append(l.Problems, fmt.Sprintf(format, args...))
 	}

@@ -28,13 +28,13 @@ import (
 // Immutable; a module that changes is replaced by a new one.
 type Module struct {
 	source   // of the version that is served; of the newest if none is
-	manifest // its Problems are also those of the source and of Methods
+	manifest // its Problems are also those of Methods
 	Methods  []*Method
 
 	Pending bool  // the newest version is being introspected
 	Err     error // why the newest version is not hosted; nil while it is pending
 
-	pool *pool // nil if no version is served: then the module only affects other modules' names
+	pool *pool // nil if no version is served: then the module offers nothing, but affects names
 	// checkCurrent returns errRetired if the source file has a newer version that usher
 	// follows, or if usher still introspects that; other errors say why the newest version
 	// can't be hosted. It tries a version again that has failed. nil at first, while Pending.
@@ -73,7 +73,7 @@ func (c *Catalog) View(scope Scope) *View {
 type View struct {
 	catalog *Catalog
 	scope   Scope
-	Modules []ViewModule // sorted by label
+	Modules []ViewModule // also those that can't be hosted at the moment; sorted by label
 	Tools   []*Item      // sorted by name
 
 	// ToolsOf maps the view's modules to their tools, in the modules' own order.
@@ -84,7 +84,6 @@ type View struct {
 	// Fingerprints maps the name of each list in announcedLists to a hash of the list.
 	Fingerprints map[string]string
 
-	all       []ViewModule                  // also those that can't be hosted at the moment
 	items     map[string]map[string][]*Item // by list, and by name or URI: the items that would have it
 	templates []*Item                       // longest prefix first
 	webhooks  map[string][]*Item            // by path: the tools that would have it; see Hook
@@ -138,14 +137,10 @@ func newView(c *Catalog, scope Scope) *View {
 		Fingerprints: make(map[string]string),
 	}
 	inside := slices.DeleteFunc(slices.Clone(c.modules), func(m *Module) bool {
-		return !scope.Contains(m.Source)
+		return m.Name == "" || !scope.Contains(m.Source)
 	})
 	for i, label := range labels(inside, scope) {
-		m := ViewModule{label, inside[i]}
-		v.all = append(v.all, m)
-		if m.pool != nil {
-			v.Modules = append(v.Modules, m)
-		}
+		v.Modules = append(v.Modules, ViewModule{label, inside[i]})
 	}
 	v.addResources()
 	slices.SortStableFunc(v.Modules, func(a, b ViewModule) int { return strings.Compare(a.Label, b.Label) })
@@ -276,9 +271,9 @@ func (v *View) Lookup(list, name string) *Item {
 
 // candidates returns the modules, except own, whose name or label begins the name of a tool.
 func (v *View) candidates(name string, own *Module) (list []ViewModule) {
-	for _, m := range v.all {
+	for _, m := range v.Modules {
 		begins := strings.HasPrefix(name, m.Label+"_") || strings.HasPrefix(name, m.Name+"_")
-		if begins && m.Name != "" && m.Module != own {
+		if begins && m.Module != own {
 			list = append(list, m)
 		}
 	}
