@@ -197,7 +197,6 @@ var pageText string
 type pageContent struct {
 	Refused    string         // why no modules are shown, or ""
 	Modules    []moduleReport // in the requester's own view; webhooks outside of it are not shown
-	Errors     bool           // also shows why modules are not hosted; only for the owner
 	Coded      bool           // clients must present a code
 	URL, Nonce string
 }
@@ -222,12 +221,11 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		}
 		d.registry.WaitAll(r.Context(), startupTime-time.Since(d.server.started), scope)
 		p := pageContent{Coded: from.principal.exists()}
-		p.Errors = !p.Coded && !d.flags.open // then the requester is on this machine
 		record := d.record
 		record.URL = d.pageURL(r)
 		report := d.app.report(d.registry, scope, scope, record)
 		p.Modules = slices.DeleteFunc(report, func(m moduleReport) bool {
-			return m.Hidden != "" || len(m.Tools) == 0 && m.State != "ready" && !p.Errors
+			return m.Hidden != "" || len(m.Tools) == 0 && m.State != "ready"
 		})
 		d.writePage(w, r, http.StatusOK, p)
 		return nil
