@@ -208,7 +208,7 @@ func (r *Registry) watch() {
 	}
 }
 
-// rescan scans the workspace, unless a scan has begun since a time. It also stops idle processes.
+// rescan scans the workspace, unless a scan has begun since a time.
 func (r *Registry) rescan(since time.Time) {
 	defer catch(r.Log, nil)
 	r.scanning.Lock()
@@ -218,18 +218,11 @@ func (r *Registry) rescan(since time.Time) {
 	}
 	r.scanned = time.Now()
 	r.update(scanFolders(r.Roots))
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, o := range r.modules {
-		if p := o.latest.Load().pool; p != nil {
-			p.reap(time.Now(), r.Idle)
-		}
-	}
 }
 
 // update tells the owners of modules what a scan has found, and removes the modules that are gone.
 // Editors replace a file by removing it for a moment, so one scan that misses a file does not count.
-// The caller holds r.scanning.
+// update also stops idle processes. The caller holds r.scanning.
 func (r *Registry) update(s *scan) {
 	check := r.approval()
 	for _, key := range sortedKeys(s.sources) {
@@ -242,6 +235,9 @@ func (r *Registry) update(s *scan) {
 	defer r.mu.Unlock()
 	r.files = s.files
 	for key, o := range r.modules {
+		if p := o.latest.Load().pool; p != nil {
+			p.reap(time.Now(), r.Idle)
+		}
 		missed := o.missing
 		o.missing = !s.has(o.source)
 		if o.missing && missed {
@@ -517,11 +513,8 @@ func (o *moduleOwner) checkCurrent(p *pool) error {
 	if err == nil && fileVersion(info) != scanned {
 		r.Refresh(time.Now())
 	}
+	o.do(func() { o.tryAgain(retryDelay) })
 	m := o.latest.Load()
-	if m.Err != nil {
-		o.do(func() { o.tryAgain(retryDelay) })
-		m = o.latest.Load()
-	}
 	if m.Pending || m.Err == nil && m.pool != p {
 		return errRetired
 	}
