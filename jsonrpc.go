@@ -404,11 +404,6 @@ func stringField(raw json.RawMessage, key string) string {
 	return s
 }
 
-// withMember returns a JSON object with key set to value.
-func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	return members(raw).set(key, value).encode()
-}
-
 // sortedKeys returns the keys of a map in order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 

@@ -101,11 +101,6 @@ func (m *Method) paramTypes(name string) []string {
 	return append([]string{}, textList(property["type"])...)
 }
 
-// toolJSON returns the definition of the MCP tool, with its name in a view.
-func (m *Method) toolJSON(name string) json.RawMessage {
-	return append(object{{"name", quote(name)}}, m.definition...).encode()
-}
-
 // appURI returns the URI of the page that MCP Apps shows for the tool, or "".
 func (m *Method) appURI() string {
 	return stringField(field(m.definition.get("_meta"), "ui"), "resourceUri")

@@ -598,3 +598,8 @@ func rpcText(method, params string) string {
 const changedTools = "notifications/tools/list_changed"
 
 const bothKinds = "application/json, text/event-stream"
+
+// withMember returns a JSON object with key set to value.
+func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
+	return members(raw).set(key, value).encode()
+}

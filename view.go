@@ -107,12 +107,12 @@ type Item struct {
 	// receives no webhooks, or whose name can't be part of a URL.
 	HookPath string
 
-	ownName    string          // the module's own name for a tool or prompt
-	definition json.RawMessage // of a prompt
+	ownName    string // the module's own name for a tool or prompt
+	definition object // of a tool or prompt, without its name
 	module     *Module
 }
 
-// item returns a resource or template of the module.
+// item returns an item of the module.
 func (m ViewModule) item(name string) *Item {
 	return &Item{Name: name, Label: m.Label, module: m.Module}
 }
@@ -153,14 +153,19 @@ func (v *View) addToolsAndPrompts() {
 	var prompts []*Item
 	for _, m := range v.Modules {
 		for _, method := range m.Methods {
-			tool := &Item{Label: m.Label, Method: method, ownName: method.Name, module: m.Module}
+			tool := m.item("")
+			tool.Method = method
+			tool.ownName = method.Name
+			tool.definition = method.definition
 			v.Tools = append(v.Tools, tool)
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
 			v.addWebhook(tool)
 		}
 		for _, raw := range m.Lists["prompts"] {
-			name := stringField(raw, "name")
-			prompts = append(prompts, &Item{Label: m.Label, ownName: name, definition: raw, module: m.Module})
+			prompt := m.item("")
+			prompt.ownName = stringField(raw, "name")
+			prompt.definition = members(raw).without("name")
+			prompts = append(prompts, prompt)
 		}
 	}
 	v.addNamed("tools", v.Tools)
@@ -173,11 +178,8 @@ func (v *View) addNamed(list string, items []*Item) {
 	slices.SortFunc(items, func(a, b *Item) int { return strings.Compare(a.Name, b.Name) })
 	var definitions []json.RawMessage
 	for _, item := range items {
-		if item.Method != nil {
-			definitions = append(definitions, item.Method.toolJSON(item.Name))
-		} else {
-			definitions = append(definitions, withMember(item.definition, "name", quote(item.Name)))
-		}
+		named := append(object{{"name", quote(item.Name)}}, item.definition...)
+		definitions = append(definitions, named.encode())
 	}
 	v.addList(list, list, definitions)
 }
