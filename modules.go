@@ -528,29 +528,25 @@ func (m *Module) failure() error {
 		return nil
 	}
 	text := strings.TrimPrefix(errText(m.Err), fmt.Sprintf("module %q ", m.Name))
-	line := faultLine(m.Err, filepath.Base(m.Source))
-	f := httpErrorf(http.StatusBadGateway, "module %q can't be hosted: %s%s", m.Name, text, line)
-	return f.because(m.Err)
+	if details := explain(m.Err); details != m.Err.Error() {
+		text += ": " + faultLine(details, filepath.Base(m.Source)+":")
+	}
+	return httpErrorf(http.StatusBadGateway, "module %q can't be hosted: %s", m.Name, text).because(m.Err)
 }
 
 // absolutePath matches an absolute path, or something like one, in a line of text.
 var absolutePath = regexp.MustCompile(`(^|[^\w.])/\w|\b[A-Za-z]:\\`)
 
-// faultLine returns a colon and the end of a line of a fault's detail, from the name of the
-// module's file on: of the first line that then contains no absolute path. If there is none, it
-// says where to look. It returns "" if there is no detail.
-func faultLine(err error, file string) string {
-	detail := explain(err)
-	if detail == err.Error() {
-		return ""
-	}
-	for line := range strings.SplitSeq(detail, "\n") {
-		_, place, found := strings.Cut(line, file+":")
-		if found && !absolutePath.MatchString(place) {
-			return ": " + file + ":" + place
+// faultLine returns the first line of a fault's details that contains the name of the module's
+// file, from the name on, if no absolute path follows. If there is none, it says where to look.
+func faultLine(details, file string) string {
+	for line := range strings.SplitSeq(details, "\n") {
+		_, rest, found := strings.Cut(line, file)
+		if found && !absolutePath.MatchString(rest) {
+			return file + rest
 		}
 	}
-	return ": see usher modules"
+	return "see usher modules"
 }
 
 // ---- What a module offers
