@@ -325,7 +325,7 @@ type moduleOwner struct {
 	pool     *pool      // of the newest version
 	working  bool       // the lists of the newest version are being read
 	drifted  *Worker    // a process of it whose lists may differ from those that were read last, or nil
-	failed   time.Time  // when its introspection failed; zero if it did not
+	failed   time.Time  // when its introspection failed; else zero
 	reported string     // why the module could not be hosted
 }
 
@@ -388,6 +388,7 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 	o.pool = o.newPool(found)
 	o.working = false
 	o.drifted = nil
+	o.failed = time.Time{}
 	m := *o.latest.Load()
 	if served == nil {
 		m = Module{source: found}
@@ -397,7 +398,6 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 	o.show(m)
 	switch {
 	case found.Invalid != nil:
-		o.failed = time.Time{}
 		o.fail(found.Invalid)
 	case known != nil:
 		o.serve(known)
@@ -452,7 +452,6 @@ func (o *moduleOwner) serve(offered *manifest) {
 		what = "module added"
 	}
 	o.log.Info(what, "tools", len(m.Methods))
-	o.failed = time.Time{}
 	o.reported = ""
 	o.show(*m)
 	if served != p {
@@ -491,7 +490,7 @@ func (o *moduleOwner) addParts(p *pool, w *Worker, paths []string) {
 
 // tryAgain begins the newest version again if it could not be introspected, at least wait ago.
 func (o *moduleOwner) tryAgain(wait time.Duration) {
-	if !o.latest.Load().Pending && !o.failed.IsZero() && time.Since(o.failed) >= wait {
+	if !o.failed.IsZero() && time.Since(o.failed) >= wait {
 		o.begin(o.pool.source, nil)
 	}
 }

@@ -210,17 +210,10 @@ func (v *View) addResources() {
 	for _, m := range v.Modules {
 		for _, raw := range m.Lists["resources"] {
 			m.offer(byURI, stringField(raw, "uri"))
+			resources = append(resources, raw)
 		}
 		for _, method := range m.Methods {
 			m.offer(byURI, method.appURI())
-		}
-	}
-	delete(byURI, "") // of methods without a page
-	for _, m := range v.Modules {
-		for _, raw := range m.Lists["resources"] {
-			if len(byURI[stringField(raw, "uri")]) == 1 {
-				resources = append(resources, raw)
-			}
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
 			prefix, _, _ := strings.Cut(stringField(raw, "uriTemplate"), "{")
@@ -228,6 +221,10 @@ func (v *View) addResources() {
 			templates = append(templates, raw)
 		}
 	}
+	delete(byURI, "") // of methods without a page
+	resources = slices.DeleteFunc(resources, func(raw json.RawMessage) bool {
+		return len(byURI[stringField(raw, "uri")]) > 1
+	})
 	slices.SortStableFunc(v.templates, func(a, b *Item) int { return len(b.Name) - len(a.Name) })
 	v.addList("resources", "resources", resources)
 	v.addList("resourceTemplates", "resources", templates) // MCP has no separate notification for templates
