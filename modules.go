@@ -188,13 +188,6 @@ func (r *Registry) CheckUnknown(view *View, name string, since time.Time) error 
 	return nil
 }
 
-// Refresh scans the workspace, unless a scan has begun since a time.
-func (r *Registry) Refresh(since time.Time) {
-	if r.Watch {
-		r.rescan(since)
-	}
-}
-
 // ---- Scans
 
 // watch scans the workspace again and again. The time between two scans is proportional to
@@ -203,17 +196,18 @@ func (r *Registry) watch() {
 	wait := minPoll
 	for pauseFor(r.ctx, wait) {
 		start := time.Now()
-		r.rescan(start)
+		r.Refresh(start)
 		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
 	}
 }
 
-// rescan scans the workspace, unless a scan has begun since a time.
-func (r *Registry) rescan(since time.Time) {
+// Refresh scans the workspace, unless a scan has begun since a time, or usher does not follow
+// changes.
+func (r *Registry) Refresh(since time.Time) {
 	defer catch(r.Log, nil)
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
-	if r.scanned.After(since) {
+	if !r.Watch || r.scanned.After(since) {
 		return
 	}
 	r.scanned = time.Now()

@@ -259,7 +259,8 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	defer r.Close()
 	must(t, os.Remove(workspace))
 	must(t, os.Symlink(dir+"/other", workspace))
-	r.rescan(time.Now())
+	r.Watch = true
+	r.Refresh(time.Now())
 	r.WaitAll(t.Context(), patience, scopeAll())
 	report := r.catalog.Load().modules
 	if len(report) != 1 || report[0].Path != workspace ||
