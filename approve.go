@@ -43,7 +43,9 @@ func approve(
 	ctx context.Context, dataDir string, served, roots, paths []string,
 ) (news []source, err error) {
 	var found []source
-	for _, s := range scanFolders(roots).sources {
+	scan := scanFolders(roots)
+	for _, key := range sortedKeys(scan.sources) {
+		s := scan.sources[key]
 		if s.Name != "" && slices.ContainsFunc(paths, s.isBelow) && s.readContent(served) == nil {
 			found = append(found, s)
 		}
@@ -55,44 +57,45 @@ func approve(
 		if err != nil {
 			return err
 		}
-		isNew := make(map[string]bool)
 		for _, root := range roots {
 			if list[root] == nil {
 				list[root] = make(map[string]string)
 			}
-			for _, s := range found {
-				key := s.approvalKey()
+		}
+		news = nil // of an attempt that has failed
+		for _, s := range found {
+			key := s.approvalKey()
+			isNew := false
+			for _, root := range roots {
 				if s.isBelow(root) && list[root][key] != s.Content {
 					list[root][key] = s.Content
-					isNew[key] = true
+					isNew = true
 				}
 			}
+			if isNew {
+				news = append(news, s)
+			}
 		}
-		news = slices.DeleteFunc(slices.Clone(found), func(s source) bool { return !isNew[s.approvalKey()] })
 		return token.replace(held, path, marshal(list), func() error { return nil })
 	})
 	return news, err
 }
 
-// approval reads the record. The function that it returns returns an error if a source can't be
-// hosted. If modules need an approval, the function sets the source's Content; the error is
-// errUnapproved if the source is below a served DIR whose record has no such source with this
-// content.
-func (r *Registry) approval() func(*source) error {
+// approval reads the record. If modules need an approval, the function that it returns sets the
+// Content of a valid source, and its Invalid: to errUnapproved if the source is below a served DIR
+// whose record has no such source with this content.
+func (r *Registry) approval() func(*source) {
 	list, _ := readApprovals(r.Approved) // usher approve shows the error
-	return func(s *source) error {
+	return func(s *source) {
 		if s.Invalid != nil || r.Approved == "" {
-			return s.Invalid
+			return
 		}
-		if err := s.readContent(r.Served); err != nil {
-			return err
-		}
+		s.Invalid = s.readContent(r.Served)
 		for _, root := range r.Served {
-			if s.isBelow(root) && list[root][s.approvalKey()] != s.Content {
-				return errUnapproved
+			if s.Invalid == nil && s.isBelow(root) && list[root][s.approvalKey()] != s.Content {
+				s.Invalid = errUnapproved
 			}
 		}
-		return nil
 	}
 }
 
@@ -102,8 +105,15 @@ func (r *Registry) checkApproved(s source) (source, error) {
 	if r.Approved == "" {
 		return s, nil
 	}
-	s = s.reread()
-	return s, r.approval()(&s)
+	again := newScan()
+	again.root = s.Root
+	again.file(s.Path, s.Name, s.Kind)
+	found, ok := again.sources[s.key()]
+	if !ok {
+		return s, errMoved
+	}
+	r.approval()(&found)
+	return found, found.Invalid
 }
 
 // newPool returns the pool of a version.
@@ -117,7 +127,6 @@ func (o *moduleOwner) newPool(s source) *pool {
 		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
 		started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
 		crashed:    make(map[context.Context]time.Time),
-		drifted:    make(chan struct{}, 1),
 	}
 	p.ctx, p.cancel = context.WithCancel(o.ctx)
 	context.AfterFunc(p.ctx, p.retire)
@@ -149,7 +158,7 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 		log:         r.Log,
 		owner:       owner,
 		confirms:    p.Kind.singleFile(),
-		listChanged: p.listsChanged,
+		listChanged: func(w *Worker) { o.listsChanged(p, w) },
 		partsLoaded: func(w *Worker, paths []string) { o.addParts(p, w, paths) },
 	})
 	l.Env = append(slices.Clip(l.Env), insideOf(p.Source))
@@ -163,7 +172,7 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 		return nil, err
 	}
 	if isServed {
-		p.listsChanged(w) // perhaps, since the manifest was made
+		o.listsChanged(p, w) // perhaps, since the manifest was made
 	}
 	return w, nil
 }

@@ -162,7 +162,7 @@ func refusedModules(t *testing.T, data string, dirs ...string) (names []string) 
 		Served:     dirs,
 	})
 	defer r.Close()
-	states := r.Catalog().modules
+	states := r.catalog.Load().modules
 	for _, s := range states {
 		if errors.Is(s.Err, errUnapproved) {
 			names = append(names, s.Name)
@@ -336,10 +336,10 @@ exec '`+program+`' "$@"
 		Served:   []string{dir},
 	})
 	defer r.Close()
-	states := r.Catalog().modules
+	states := r.catalog.Load().modules
 	check(t, "it is refused at first", errors.Is(states[0].Err, errUnapproved), false)
 	r.WaitAll(t.Context(), patience, scopeAll())
-	states = r.Catalog().modules
+	states = r.catalog.Load().modules
 	check(t, "it is refused after the build", errors.Is(states[0].Err, errUnapproved), true)
 	_, err = os.Stat(ran)
 	check(t, "it ran", err == nil, false)

@@ -11,7 +11,7 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
+	"crypto/rand"
 	_ "embed"
 	"fmt"
 	"go/ast"
@@ -185,14 +185,15 @@ const (
 
 // buildGoModule builds the module at path, an absolute path without links, unless last is the
 // outcome of an earlier build and its parts have not changed. The binary is in folder; its name is
-// a hash of its content, so that it never changes. Nothing is written beside the module. The error is a *fault
+// new, so that no binary ever changes. Nothing is written beside the module. The error is a *fault
 // if the module is at fault or the build takes too long, or ctx's cause if ctx ended the build.
-// loaded is set even then, unless the error came before the go command. Safe for
-// concurrent use, also by several processes.
+// loaded is last only if the error came before the go command. Safe for concurrent use, also by
+// several processes.
 func buildGoModule(
 	ctx context.Context, g *groups, folder, path string, last *parts,
 ) (loaded *parts, err error) {
-	if last.renewBinary() {
+	now := time.Now() // so that the binary counts as used
+	if !last.changed() && os.Chtimes(last.Binary, now, now) == nil {
 		return last, nil
 	}
 	base := filepath.Base(path)
@@ -201,61 +202,47 @@ func buildGoModule(
 	defer cancel()
 	src, _, err := readSource(path, kindGo)
 	if err != nil {
-		return nil, err
+		return last, err
 	}
 	source, err := parseGoModule(base, src)
 	if err != nil {
-		return nil, err
+		return last, err
 	}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return nil, err
+		return last, err
 	}
 	temp, err := os.MkdirTemp(folder, "build-")
 	if err != nil {
-		return nil, err
+		return last, err
 	}
 	defer os.RemoveAll(temp)
-	target := filepath.Join(temp, "module")
+	binary := filepath.Join(folder, "module-"+rand.Text())
 	if runtime.GOOS == "windows" {
-		target += ".exe"
+		binary += ".exe"
 	}
-	loaded, err = source.build(ctx, g, filepath.Dir(path), target)
+	loaded, err = source.build(ctx, g, filepath.Dir(path), temp, binary)
 	if err == nil {
-		loaded.Binary, err = keepBuild(folder, target)
+		loaded.Binary = binary
+		err = os.Chmod(binary, 0o700)
+		removeUnused(folder)
 	}
 	return loaded, err
 }
 
-// keepBuild moves a binary to its final name. It also removes everything in folder that is
-// older than keepBuilds: each start of a module renews its binary (see parts.renewBinary).
-func keepBuild(folder, built string) (string, error) {
-	data, err := os.ReadFile(built)
-	if err != nil {
-		return "", err
-	}
-	binary := filepath.Join(folder, fmt.Sprintf("module-%x%s", sha256.Sum256(data), filepath.Ext(built)))
-	if err := os.Chmod(built, 0o700); err != nil {
-		return "", err
-	}
-	if err := os.Rename(built, binary); err != nil {
-		if _, missing := os.Stat(binary); missing != nil { // Windows can't replace a running program
-			return "", err
-		}
-	}
+// removeUnused removes everything in folder that is older than keepBuilds.
+func removeUnused(folder string) {
 	old, _ := os.ReadDir(folder)
 	for _, entry := range old {
 		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > keepBuilds {
 			os.RemoveAll(filepath.Join(folder, entry.Name()))
 		}
 	}
-	return binary, nil
 }
 
-// build runs the go command in dir, the folder of the module's file, to build target from
-// that file and its generated main. An overlay puts the main into dir. build lists the
-// parts first, so that an edit during the build counts as a change.
-func (s *goSource) build(ctx context.Context, g *groups, dir, target string) (*parts, error) {
-	temp := filepath.Dir(target)
+// build runs the go command in dir, the folder of the module's file, to build a binary from
+// that file and its generated main. An overlay, which is in temp, puts the main into dir. build
+// lists the parts first, so that an edit during the build counts as a change.
+func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary string) (*parts, error) {
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	overlayFile := filepath.Join(temp, "overlay.json")
 	replace := map[string]string{filepath.Join(dir, goMainName): mainFile}
@@ -279,7 +266,7 @@ func (s *goSource) build(ctx context.Context, g *groups, dir, target string) (*p
 	list, _ := runGo(ctx, g, dir, append([]string{"list", "-e", "-deps", "-f", goParts}, files...))
 	paths := append(goConfigs(dir), filepath.Join(dir, s.base))
 	loaded := newParts(append(paths, strings.FieldsFunc(list, func(c rune) bool { return c == '\n' })...))
-	output, err := runGo(ctx, g, dir, append([]string{"build", "-buildvcs=false", "-o", target}, files...))
+	output, err := runGo(ctx, g, dir, append([]string{"build", "-buildvcs=false", "-o", binary}, files...))
 	switch {
 	case err == nil:
 		return loaded, nil
@@ -304,15 +291,12 @@ const goParts = `{{if and (not .Standard) (or (not .Module) .Module.Main)}}
 
 // goConfigs returns the paths of all files that may configure the Go module of a folder.
 func goConfigs(dir string) (paths []string) {
-	for parent := filepath.Dir(dir); ; parent = filepath.Dir(dir) {
+	for last := ""; dir != last; last, dir = dir, filepath.Dir(dir) {
 		for _, name := range []string{"go.mod", "go.sum", "go.work"} {
 			paths = append(paths, filepath.Join(dir, name))
 		}
-		if parent == dir {
-			return paths
-		}
-		dir = parent
 	}
+	return paths
 }
 
 // runGo runs the go command in dir until ctx ends. It returns everything that the command
@@ -338,10 +322,10 @@ func runGo(ctx context.Context, g *groups, dir string, args []string) (string, e
 }
 
 // goErrorLines returns the messages of the go command, one per line.
-func goErrorLines(text string) []string {
-	var lines []string
-	for line := range strings.Lines(text) {
-		message, indented := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "\t")
+func goErrorLines(text string) (lines []string) {
+	// Indented lines contain the types of a call that does not fit, or the command that would help.
+	text = strings.NewReplacer("\r", "", "\n\t", " ").Replace(text)
+	for message := range strings.SplitSeq(text, "\n") {
 		progress := strings.HasPrefix(message, "# ") || strings.HasPrefix(message, "go: downloading ")
 		if message == "" || progress {
 			continue
@@ -350,13 +334,7 @@ func goErrorLines(text string) []string {
 		if _, name, found := strings.Cut(message, ": undefined: "); found && !strings.Contains(name, ".") {
 			message += " (a module sees no other file of its folder)"
 		}
-		// Further indented lines contain the types of a call that does not fit, or the
-		// command that would help.
-		if indented && len(lines) > 0 {
-			lines[len(lines)-1] += " " + strings.TrimSpace(message)
-		} else {
-			lines = append(lines, message)
-		}
+		lines = append(lines, message)
 	}
 	return lines
 }

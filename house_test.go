@@ -99,8 +99,7 @@ var allowedFiles = map[string][]string{
 	// The modules of a catalog, in and out of scope.
 	"Catalog.modules":  {"view.go", "report.go"},
 	"Registry.modules": {"modules.go"},
-	"Registry.catalog": {"modules.go"},
-	"Registry.Catalog": {"report.go"},
+	"Registry.catalog": {"modules.go", "report.go"},
 	// The scope of everything.
 	"scopeAll": {"scope.go", "webhook.go", "serve.go", "cli.go"},
 	"everyone": {"claims.go", "scope.go", "transport.go"},

@@ -62,7 +62,6 @@ const (
 
 	// modules.go, view.go: the registry and its tool names.
 	maxIntrospections = 8                        // modules being introspected at once, builds excluded
-	maxUncalled       = 16                       // modules whose processes wait for a first call
 	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name without a warning
 	maxViews          = 1000                     // views in memory, each for one scope
 
@@ -128,6 +127,12 @@ func (c *counter[K]) addLocked(key K, n int64) {
 func (c *counter[K]) count(key K) (n int64) {
 	c.update(func() { n = c.used[key] })
 	return n
+}
+
+// busy reports whether slots wait for room.
+func (c *counter[K]) busy() (busy bool) {
+	c.update(func() { busy = len(c.waiting) > 0 })
+	return busy
 }
 
 // update makes a change, and gives the room that is left to the slots that have waited

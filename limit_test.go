@@ -81,7 +81,6 @@ var limitTests = map[string]string{
 	"maxRounds":         "ends a call that its module keeps asking in, for its client alone",
 	"maxIntrospections": "TestListsWaitForTheirScope",
 	"maxToolName":       "is a warning",
-	"maxUncalled":       "TestFewProcessesWaitForAFirstCall",
 	"maxViews":          "TestViewsAreForgotten",
 	"maxURI":            "TestResourcesHaveOneOwner",
 	"maxInstructions":   "clips what is shown, and holds up nothing",

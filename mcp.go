@@ -280,7 +280,7 @@ func (r *request) discover() (object, error) {
 }
 
 // about adds to result what every client learns about usher, and encodes it. It does not
-// wait for modules, as some clients give up soon: the instructions name those that are
+// wait for modules, as some clients give up soon: the instructions only name those that are not
 // ready.
 func (r *request) about(result object) object {
 	view, _ := r.view()
@@ -371,21 +371,20 @@ func (r *request) find() (*Item, error) {
 	if item := view.Lookup(list, name); item != nil {
 		return item, nil
 	}
-	claimants := view.ambiguous[list][name]
+	claimants := view.items[list][name]
 	if claimants == nil {
 		if err := r.server.modules.CheckUnknown(view, name, r.arrived); err != nil {
 			return nil, err
 		}
 	}
 	e := rpcErrorf(codeInvalidParams, "unknown %s %q", strings.TrimSuffix(list, "s"), clipText(name, 200))
-	if claimants != nil {
-		e.Message += ": ambiguous, use one of " + itemNames(claimants)
-	}
 	if list == "resources" {
 		e.Data = object{{"uri", quote(name)}}.encode()
 		if r.from.session.era == stateful {
 			e.Code = codeNoResource
 		}
+	} else if claimants != nil {
+		e.Message += ": ambiguous, use one of " + itemNames(claimants)
 	}
 	return nil, e
 }

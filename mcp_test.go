@@ -18,7 +18,7 @@ import (
 func TestVersionIsNegotiated(t *testing.T) {
 	t.Parallel()
 	c := oneFake(t)
-	c.tools() // the instructions name the modules that are ready
+	c.tools() // the instructions describe the modules that are ready
 	for asked, want := range map[string]string{
 		"2025-11-25": "2025-11-25",
 		"2024-01-01": "2025-11-25",

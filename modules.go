@@ -38,9 +38,9 @@ const (
 
 	publishDelay     = 50 * time.Millisecond  // from a change to the catalog that shows it
 	revisionInterval = time.Second            // at least, between two readings of one module's lists
-	retryDelay       = 5 * time.Second        // before a module that failed is tried again
-	retryInterval    = 2 * time.Minute        // the same for scans, from the second time on
-	settleTime       = 250 * time.Millisecond // in which a new process may still change its lists
+	retryDelay       = 5 * time.Second        // before a call tries a module again that failed
+	retryInterval    = time.Minute            // before a scan does
+	settleTime       = 250 * time.Millisecond // in which a new process may still add to its lists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
 )
@@ -75,12 +75,11 @@ type Registry struct {
 	scanning sync.Mutex // held during a scan
 	scanned  time.Time  // when the last scan began; guarded by scanning
 
-	mu       sync.Mutex              // guards the fields below
-	modules  map[string]*moduleOwner // by source.key; only scans add and remove them
-	files    map[string]string       // as scan.files, of the last scan
-	uncalled []*pool                 // of the latest versions that were introspected
-	due      bool                    // the catalog is about to be replaced
-	changed  chan struct{}           // closed when the catalog has been replaced
+	mu      sync.Mutex              // guards the fields below
+	modules map[string]*moduleOwner // by source.key; only scans add and remove them
+	files   map[string]string       // as scan.files, of the last scan
+	due     bool                    // the catalog is about to be replaced
+	changed chan struct{}           // closed when the catalog has been replaced
 }
 
 // newRegistry returns a registry after one scan of the workspace. Its catalog contains the
@@ -96,7 +95,7 @@ func newRegistry(c registryConfig) *Registry {
 		changed:        make(chan struct{}),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	r.update(scanFolders(r.Roots), false)
+	r.update(scanFolders(r.Roots))
 	r.publish()
 	if r.Watch {
 		r.running.Go(r.watch)
@@ -115,9 +114,6 @@ func (r *Registry) Close() {
 
 // View returns the modules of the current catalog that are inside a scope.
 func (r *Registry) View(scope Scope) *View { return r.catalog.Load().View(scope) }
-
-// Catalog returns the current catalog.
-func (r *Registry) Catalog() *Catalog { return r.catalog.Load() }
 
 // Call runs attempt, which finds something in a view and asks its module for a principal. If
 // the module was reloaded between the two, or its file has changed, Call runs attempt again
@@ -184,15 +180,12 @@ func (r *Registry) CheckUnknown(view *View, name string, since time.Time) error 
 	if r.Pending(view.scope) || r.catalog.Load() != view.catalog {
 		return errRetired
 	}
-	return view.failure(name)
-}
-
-// Refresh scans the workspace and tries modules that failed again, unless a scan has begun since
-// a time.
-func (r *Registry) Refresh(since time.Time) {
-	if r.Watch {
-		r.rescan(since, true)
+	for _, m := range view.candidates(name, nil) {
+		if m.Err != nil {
+			return m.checkCurrent()
+		}
 	}
+	return nil
 }
 
 // ---- Scans
@@ -203,51 +196,42 @@ func (r *Registry) watch() {
 	wait := minPoll
 	for pauseFor(r.ctx, wait) {
 		start := time.Now()
-		r.rescan(start, false)
+		r.Refresh(start)
 		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
 	}
 }
 
-// rescan scans the workspace, unless a scan has begun since a time. asked says that a call needs
-// the scan. rescan also stops idle processes.
-func (r *Registry) rescan(since time.Time, asked bool) {
+// Refresh scans the workspace, unless a scan has begun since a time, or usher does not follow
+// changes.
+func (r *Registry) Refresh(since time.Time) {
 	defer catch(r.Log, nil)
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
-	if r.scanned.After(since) {
+	if !r.Watch || r.scanned.After(since) {
 		return
 	}
 	r.scanned = time.Now()
-	r.update(scanFolders(r.Roots), asked)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, o := range r.modules {
-		if p := o.latest.Load().pool; p != nil {
-			p.reap(time.Now(), r.Idle)
-		}
-	}
+	r.update(scanFolders(r.Roots))
 }
 
-// update tells the owners of modules what a scan has found. The caller holds r.scanning.
-func (r *Registry) update(s *scan, asked bool) {
-	r.removeMissing(s)
+// update tells the owners of modules what a scan has found, and removes the modules that are gone.
+// Editors replace a file by removing it for a moment, so one scan that misses a file does not count.
+// update also stops idle processes. The caller holds r.scanning.
+func (r *Registry) update(s *scan) {
 	check := r.approval()
-	for _, found := range s.sources {
+	for _, key := range sortedKeys(s.sources) {
+		found := s.sources[key]
 		if r.Only == nil || r.Only(found.Name) {
-			r.compare(found, check, asked)
+			r.compare(found, check)
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.files = s.files
-}
-
-// removeMissing removes the modules that are gone. Editors replace a file by removing it for a
-// moment, so one scan that misses a file does not count.
-func (r *Registry) removeMissing(s *scan) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	for key, o := range r.modules {
+		if p := o.latest.Load().pool; p != nil {
+			p.reap(time.Now(), r.Idle)
+		}
 		missed := o.missing
 		o.missing = !s.has(o.source)
 		if o.missing && missed {
@@ -262,36 +246,31 @@ func (r *Registry) removeMissing(s *scan) {
 }
 
 // compare begins a version of a module if its source is new, has changed, or has been approved or
-// lost its approval since the last scan. check returns an error for a source that can't be hosted. If
-// modules need no approval, a changed part changes the module. The caller holds r.scanning.
-func (r *Registry) compare(found source, check func(*source) error, asked bool) {
+// lost its approval since the last scan. check looks for its approval. If modules need no approval,
+// a changed part changes the module. The caller holds r.scanning.
+func (r *Registry) compare(found source, check func(*source)) {
 	o := r.modules[found.key()]
-	isNew := o == nil
-	if isNew {
+	if o == nil {
 		o = r.addOwner(found)
 	}
 	last := o.source
 	if last.Version == found.Version {
 		found.Content = last.Content
 	}
-	refused := check(&found)
-	failed := o.latest.Load().Err
-	unchanged := last.Version == found.Version && last.Content == found.Content &&
-		errors.Is(refused, errUnapproved) == errors.Is(failed, errUnapproved) &&
-		(r.Approved != "" || !o.loaded.Load().changed())
-	switch {
-	case isNew || !unchanged:
-		known := r.readCache(found)
-		if known != nil {
-			o.loaded.Store(known.Parts)
-		} else {
-			o.loaded.Store(o.loaded.Load().refreshed())
-		}
-		o.source = found
-		o.do(func() { o.begin(found, known, refused) })
-	case failed != nil:
-		o.do(func() { o.tryAgain(asked) })
+	check(&found)
+	if last.Version == found.Version && fmt.Sprint(last.Invalid) == fmt.Sprint(found.Invalid) &&
+		(r.Approved != "" || !o.loaded.Load().changed()) {
+		o.do(func() { o.tryAgain(retryInterval) })
+		return
 	}
+	known := r.readCache(found)
+	if known != nil {
+		o.loaded.Store(&known.Parts)
+	} else {
+		o.loaded.Store(newParts(o.loaded.Load().Paths))
+	}
+	o.source = found
+	o.do(func() { o.begin(found, known) })
 }
 
 // publishSoon schedules a publication, unless one is scheduled already: at a first start,
@@ -322,27 +301,26 @@ func (r *Registry) publish() {
 // ---- The state of one module
 
 // moduleOwner owns the state of one module: it alone begins versions and changes what the catalog
-// shows. Its goroutine, run, never blocks. Slow work runs in other goroutines, which report back.
+// shows. Its lock is never held for long: slow work runs in other goroutines, which report back.
 type moduleOwner struct {
 	registry *Registry
 	log      *slog.Logger
 	ctx      context.Context // ends when the module is removed
 	cancel   context.CancelFunc
-	events   chan func()            // for run
-	latest   atomic.Pointer[Module] // for the next catalog; only run changes it
-	loaded   atomic.Pointer[parts]  // of the newest version; nil if they are not known
+	latest   atomic.Pointer[Module] // for the next catalog; changed with mu locked
+	loaded   atomic.Pointer[parts]  // of the newest version, as far as they are known
 	shown    *Module                // in the catalog; nil if it has none yet; guarded by Registry.mu
 
 	// Guarded by Registry.scanning.
-	source  source // the newest
+	source  source // the newest; zero until its first version begins
 	missing bool   // the last scan did not find it
 
-	// Only run uses the fields below.
-	pool     *pool     // of the newest version
-	working  bool      // the lists of the newest version are being read
-	failures int       // of introspection, one after the other
-	failed   time.Time // when the last one ended
-	reported string    // why the module could not be hosted
+	mu       sync.Mutex // guards the fields below
+	pool     *pool      // of the newest version
+	working  bool       // the lists of the newest version are being read
+	drifted  *Worker    // a process of it whose lists may differ from those that were read last, or nil
+	failed   time.Time  // when its introspection failed; else zero
+	reported string     // why the module could not be hosted
 }
 
 // addOwner adds a module that a scan has found, which is pending.
@@ -350,55 +328,44 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 	o := &moduleOwner{
 		registry: r,
 		log:      r.Log.With("module", found.Name, "kind", found.Kind, "file", found.file()),
-		events:   make(chan func()),
-		source:   found,
 	}
 	o.latest.Store(&Module{source: found, Pending: true})
+	o.loaded.Store(&parts{})
 	o.ctx, o.cancel = context.WithCancel(r.ctx)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.modules[found.key()] = o
-	r.running.Go(o.run)
 	return o
 }
 
-// run handles events until the module is removed.
-func (o *moduleOwner) run() {
-	for {
-		var drifted chan struct{}
-		if p := o.latest.Load().pool; p != nil && p == o.pool && !o.working {
-			drifted = p.drifted
-		}
-		select {
-		case event := <-o.events:
-			event()
-		case <-drifted:
-			o.work(o.readAgain)
-		case <-o.ctx.Done():
-			return
-		}
+// do changes the module's state, unless the module has been removed. It then begins to read the
+// lists of a process again if they may have changed.
+func (o *moduleOwner) do(change func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	defer catch(o.log, nil)
+	if o.ctx.Err() != nil {
+		return
+	}
+	change()
+	if w := o.drifted; w != nil && !o.working && o.pool == o.latest.Load().pool {
+		o.drifted = nil
+		o.work(func(p *pool) (*manifest, error) { return o.readAgain(p, w) })
 	}
 }
 
-// do runs an event on the owner's goroutine and waits for it, unless the module is removed.
-func (o *moduleOwner) do(event func()) {
-	done := make(chan struct{})
-	caught := func() {
-		defer close(done)
-		defer catch(o.log, nil)
-		event()
-	}
-	select {
-	case o.events <- caught:
-		<-done
-	case <-o.ctx.Done():
-	}
+// listsChanged reports that the lists of w, a process of p, may have changed.
+func (o *moduleOwner) listsChanged(p *pool, w *Worker) {
+	o.do(func() {
+		if p == o.pool {
+			o.drifted = w
+		}
+	})
 }
 
-// show changes what the next catalog shows of the module.
-func (o *moduleOwner) show(change func(m *Module)) {
-	m := *o.latest.Load()
-	change(&m)
+// show sets what the next catalog shows of the module.
+func (o *moduleOwner) show(m Module) {
+	m.checkCurrent = func() error { return o.checkCurrent(m.pool) }
 	o.latest.Store(&m)
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
@@ -406,29 +373,26 @@ func (o *moduleOwner) show(change func(m *Module)) {
 }
 
 // begin begins a version of the module, which is pending until it is served or has failed. The
-// version that is served stays until then, unless the source itself is invalid. refused says why
-// the new one can't be hosted, or is nil; known is what the cache knows of it.
-func (o *moduleOwner) begin(found source, known *manifest, refused error) {
+// version that is served stays until then. known is what the cache knows of the new one.
+func (o *moduleOwner) begin(found source, known *manifest) {
 	served := o.latest.Load().pool
 	if o.pool != served {
 		o.pool.retire()
 	}
 	o.pool = o.newPool(found)
 	o.working = false
-	o.show(func(m *Module) {
-		if served == nil || found.Invalid != nil {
-			*m = Module{source: found, manifest: manifest{Problems: found.Notes}}
-		}
-		m.Pending = true
-		m.Err = nil
-	})
+	o.drifted = nil
+	o.failed = time.Time{}
+	m := *o.latest.Load()
+	if served == nil {
+		m = Module{source: found}
+	}
+	m.Pending = true
+	m.Err = nil
+	o.show(m)
 	switch {
-	case refused != nil:
-		if found.Invalid != nil {
-			served.retire()
-		}
-		o.failures = 0
-		o.fail(refused)
+	case found.Invalid != nil:
+		o.fail(found.Invalid)
 	case known != nil:
 		o.serve(known)
 	case o.registry.CachedOnly:
@@ -449,7 +413,7 @@ func (o *moduleOwner) work(read func(p *pool) (*manifest, error)) {
 		m, err := read(p)
 		if err == nil {
 			m.Key = p.cacheKey()
-			m.Parts = o.loaded.Load()
+			m.Parts = *o.loaded.Load()
 			o.registry.writeCache(p.source, m)
 		}
 		o.do(func() {
@@ -460,7 +424,6 @@ func (o *moduleOwner) work(read func(p *pool) (*manifest, error)) {
 			if err == nil {
 				o.serve(m)
 			} else if p.offers == "" {
-				o.failures++
 				o.failed = time.Now()
 				o.fail(err)
 			}
@@ -477,16 +440,14 @@ func (o *moduleOwner) serve(offered *manifest) {
 	}
 	p.offers = hash
 	m := newModule(p, offered)
-	m.checkCurrent = func() error { return o.checkCurrent(p) }
 	served := o.latest.Load().pool
 	what := "module changed"
 	if served == nil {
 		what = "module added"
 	}
 	o.log.Info(what, "tools", len(m.Methods))
-	o.failures = 0
 	o.reported = ""
-	o.show(func(shown *Module) { *shown = *m })
+	o.show(*m)
 	if served != p {
 		served.retire()
 	}
@@ -499,60 +460,54 @@ func (o *moduleOwner) fail(err error) {
 		o.log.Error("module failed", "why", why)
 	}
 	o.pool.retire()
-	o.show(func(m *Module) {
-		m.Err = err
-		m.Pending = false
-	})
+	m := *o.latest.Load()
+	m.Err = err
+	m.Pending = false
+	o.show(m)
 }
 
 // addParts adds files to the parts of the module, which a process of p has loaded, unless scans do
 // not search their folders. The cache gets them when the lists of the process are read.
 func (o *moduleOwner) addParts(p *pool, w *Worker, paths []string) {
-	paths = slices.DeleteFunc(paths, func(path string) bool { return !isSearched(path, o.registry.Roots) })
 	last := o.loaded.Load()
-	more := last.with(paths)
-	if more == last {
+	paths = slices.DeleteFunc(paths, func(path string) bool {
+		return slices.Contains(last.Paths, path) || !isSearched(path, o.registry.Roots)
+	})
+	if len(paths) == 0 || last.changed() { // then the next scan begins a version
 		return
 	}
-	o.loaded.Store(more)
+	o.loaded.Store(newParts(slices.Concat(last.Paths, paths)))
 	if o.latest.Load().pool == p {
-		p.listsChanged(w)
+		o.listsChanged(p, w)
 	}
 }
 
-// tryAgain begins the newest version again if it could not be introspected a while ago. asked says
-// that a call needs the module.
-func (o *moduleOwner) tryAgain(asked bool) {
-	wait := retryDelay
-	if !asked && o.failures > 1 {
-		wait = retryInterval
-	}
-	if !o.latest.Load().Pending && o.failures > 0 && time.Since(o.failed) >= wait {
-		o.begin(o.pool.source, nil, nil)
+// tryAgain begins the newest version again if it could not be introspected, at least wait ago.
+func (o *moduleOwner) tryAgain(wait time.Duration) {
+	if !o.failed.IsZero() && time.Since(o.failed) >= wait {
+		o.begin(o.pool.source, nil)
 	}
 }
 
-// checkCurrent returns nil if p serves the newest version, or if usher does not follow changes.
-// If the source file has changed since the last scan, checkCurrent scans the workspace. A file
+// checkCurrent returns nil if p serves the newest version, or if usher does not follow changes. p
+// is nil if no version is served. If the source file has changed since the last scan, checkCurrent scans the workspace. A file
 // that is gone does not count as changed: scans notice its removal. The error is errRetired if a
 // newer version is ready or pending, else the reason why that can't be hosted.
 func (o *moduleOwner) checkCurrent(p *pool) error {
 	r := o.registry
-	if !r.Watch || r.Approved != "" {
+	if p != nil && (!r.Watch || r.Approved != "") {
 		return nil
 	}
-	info, err := os.Lstat(p.Source)
+	path := o.latest.Load().Source
+	info, err := os.Lstat(path)
 	r.mu.Lock()
-	scanned := r.files[p.Source]
+	scanned := r.files[path]
 	r.mu.Unlock()
 	if err == nil && fileVersion(info) != scanned {
-		r.rescan(time.Now(), true)
+		r.Refresh(time.Now())
 	}
+	o.do(func() { o.tryAgain(retryDelay) })
 	m := o.latest.Load()
-	if m.Err != nil {
-		o.do(func() { o.tryAgain(true) })
-		m = o.latest.Load()
-	}
 	if m.Pending || m.Err == nil && m.pool != p {
 		return errRetired
 	}
@@ -566,28 +521,25 @@ func (m *Module) failure() error {
 		return nil
 	}
 	text := strings.TrimPrefix(errText(m.Err), fmt.Sprintf("module %q ", m.Name))
-	line := faultLine(m.Err, filepath.Base(m.Source))
-	f := httpErrorf(http.StatusBadGateway, "module %q can't be hosted: %s%s", m.Name, text, line)
-	return f.because(m.Err)
+	if details := explain(m.Err); details != m.Err.Error() {
+		text += ": " + faultLine(details, filepath.Base(m.Source)+":")
+	}
+	return httpErrorf(http.StatusBadGateway, "module %q can't be hosted: %s", m.Name, text).because(m.Err)
 }
 
 // absolutePath matches an absolute path, or something like one, in a line of text.
 var absolutePath = regexp.MustCompile(`(^|[^\w.])/\w|\b[A-Za-z]:\\`)
 
-// faultLine returns a colon and the first line of a fault's detail that begins with the name
-// of the module's file and contains no absolute path. If there is no such line, it says where
-// to look. It returns "" if there is no detail.
-func faultLine(err error, file string) string {
-	detail := explain(err)
-	if detail == err.Error() {
-		return ""
-	}
-	for line := range strings.SplitSeq(strings.TrimPrefix(detail, err.Error()+": "), "\n") {
-		if strings.HasPrefix(line, file+":") && !absolutePath.MatchString(line) {
-			return ": " + line
+// faultLine returns the first line of a fault's details that contains the name of the module's
+// file, from the name on, if no absolute path follows. If there is none, it says where to look.
+func faultLine(details, file string) string {
+	for line := range strings.SplitSeq(details, "\n") {
+		_, rest, found := strings.Cut(line, file)
+		if found && !absolutePath.MatchString(rest) {
+			return file + rest
 		}
 	}
-	return ": see usher modules"
+	return "see usher modules"
 }
 
 // ---- What a module offers
@@ -599,19 +551,18 @@ type manifest struct {
 	About     string                       // one sentence, "" for none
 	Problems  []string                     // for the module's author
 	Stateless bool                         // it speaks a revision without sessions
-	Parts     *parts                       // nil if they are not known
+	Parts     parts
 }
 
 // hash returns a hash of the manifest without its parts.
 func (m manifest) hash() string {
-	m.Parts = nil
+	m.Parts = parts{}
 	return hashOf(string(marshal(m)))
 }
 
 // newModule returns the module that a pool serves, if that offers what the manifest says.
 func newModule(p *pool, offered *manifest) *Module {
 	m := &Module{source: p.source, manifest: *offered, pool: p}
-	m.Problems = slices.Concat(p.Notes, offered.Problems)
 	tools := m.Lists["tools"]
 	names := make(map[string]bool)
 	for _, raw := range tools {
@@ -626,13 +577,14 @@ func newModule(p *pool, offered *manifest) *Module {
 			m.Problems = append(m.Problems, problem)
 		}
 	}
-	if rule := methodRules[m.Kind]; len(tools)+len(m.Problems) == 0 && rule != "" {
-		m.Problems = append(m.Problems, "no methods: a method is "+rule)
+	if len(tools)+len(m.Problems) == 0 && m.Kind.singleFile() {
+		m.Problems = append(m.Problems, "no methods: usher new writes a module with some")
 	}
 	return m
 }
 
-// introspect asks the first process of a version for its lists.
+// introspect asks the first process of a version for its lists. The process then waits for calls,
+// unless more modules are about to be introspected: they might be a thousand.
 func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	r := o.registry
 	defer catch(o.log, &err)
@@ -645,51 +597,31 @@ func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 		return nil, err
 	}
 	if p.shell != nil {
-		m, err = p.shell.introspect(p.ctx)
-	} else {
-		m, err = p.introspect(p.readSettled)
+		return p.shell.introspect(p.ctx)
 	}
-	if err == nil {
-		r.letWait(p)
+	m, err = p.introspect(p.readSettled)
+	if slot.counter.busy() {
+		p.reap(time.Now(), 1)
 	}
 	return m, err
-}
-
-// letWait lets the process that has answered an introspection wait for calls. Only the processes
-// of the latest maxUncalled modules do.
-func (r *Registry) letWait(p *pool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.uncalled = append(r.uncalled, p)
-	if len(r.uncalled) > maxUncalled {
-		r.uncalled[0].endUncalled()
-		r.uncalled = slices.Delete(r.uncalled, 0, 1)
-	}
 }
 
 // readSettled reads the lists of a new process. Some servers register the rest of their tools only
-// once they know their client, and announce that.
+// once they know their client.
 func (p *pool) readSettled(w *Worker) (*manifest, error) {
-	m, err := readManifest(p.ctx, w)
-	settled := time.After(settleTime)
-	for err == nil && bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
-		select {
-		case <-p.drifted:
-			m, err = readManifest(p.ctx, w)
-		case <-settled:
-			return m, nil
-		}
+	if bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
+		pauseFor(p.ctx, settleTime)
 	}
-	return m, err
+	return readManifest(p.ctx, w)
 }
 
-// readAgain reads the lists of the version's newest process. If the process serves only one
-// Member and its lists differ from those that are served, readAgain introspects a new process:
-// names from one claim's process must not reach other claims.
-func (o *moduleOwner) readAgain(p *pool) (m *manifest, err error) {
+// readAgain reads the lists of a process of p. If the process serves only one Member and its lists
+// differ from those that are served, readAgain introspects a new process: names from one claim's
+// process must not reach other claims.
+func (o *moduleOwner) readAgain(p *pool, w *Worker) (m *manifest, err error) {
 	defer catch(o.log, &err)
 	pauseFor(p.ctx, revisionInterval) // more changes are likely to follow
-	m, err = readManifest(p.ctx, p.newest.Load())
+	m, err = readManifest(p.ctx, w)
 	if err != nil || !p.perSession {
 		return m, err
 	}
@@ -798,12 +730,12 @@ func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error
 // ---- The cache
 
 // cacheFormat must change when the meaning of a cached manifest changes.
-const cacheFormat = "7"
+const cacheFormat = "8"
 
 // cachePath returns the file that caches what a module offers, so that a restart need not
 // start known modules. It may be deleted at any time.
 func (r *Registry) cachePath(s source) string {
-	return filepath.Join(r.CacheDir, "modules", hashOf(s.Source, s.Name)+".json")
+	return filepath.Join(r.CacheDir, "modules", hashOf(s.key())+".json")
 }
 
 // cacheKey returns a hash that changes with the file, with usher, and with cacheFormat.

@@ -15,26 +15,24 @@ import (
 // have, or that another item would have with its module's bare name instead of the label.
 // An item that would have such a name gets a hash suffix, and so does an item whose name
 // already ends like a hash suffix: no module can choose another module's name. nameItems
-// returns, for each name that belongs to no item, the items that would have it.
+// returns, for each name, the items that would have it. If an item has it, it is the only one.
 func nameItems(items []*Item) map[string][]*Item {
-	wanted := make(map[string]int, len(items))
-	ambiguous := make(map[string][]*Item)
+	claimants := make(map[string][]*Item)
 	for _, item := range items {
-		item.Name = item.Label + "_" + plainName(item.ownName)
-		wanted[item.Name]++
-		if item.Label != item.module.Name {
-			bare := item.module.Name + "_" + plainName(item.ownName)
-			wanted[bare] += 2 // so that no item gets the bare name
-			ambiguous[bare] = append(ambiguous[bare], item)
+		own := "_" + plainName(item.ownName)
+		item.Name = item.Label + own
+		claimants[item.Name] = append(claimants[item.Name], item)
+		if bare := item.module.Name + own; bare != item.Name {
+			claimants[bare] = append(claimants[bare], item)
 		}
 	}
 	for _, item := range items {
-		if name := item.Name; wanted[name] > 1 || hashedName.MatchString(name) {
-			item.Name = name + "_" + hashOf(item.module.Name, item.Label, item.ownName)[:12]
-			ambiguous[name] = append(ambiguous[name], item)
+		if len(claimants[item.Name]) > 1 || hashedName.MatchString(item.Name) {
+			item.Name += "_" + hashOf(item.module.Name, item.Label, item.ownName)[:12]
+			claimants[item.Name] = []*Item{item} // no other item keeps a name with a hash
 		}
 	}
-	return ambiguous
+	return claimants
 }
 
 // hashedName matches a name with a hash suffix.

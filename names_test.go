@@ -97,7 +97,7 @@ func TestSharedNamesAreNobodys(t *testing.T) {
 	both := []string{"/w/p/d.usher:d x handleX", "/w/q/d.usher:d x handleX"}
 	view := viewOf(t, scopeAll(), both...)
 	check(t, "d_x is a tool", view.Lookup("tools", "d_x") != nil, false)
-	check(t, "tools that d_x may mean", len(view.ambiguous["tools"]["d_x"]), 2)
+	check(t, "tools that d_x may mean", len(view.items["tools"]["d_x"]), 2)
 	check(t, "x is one of two", view.Lookup("tools", "x") != nil, false)
 	one := viewOf(t, scopeDir("/w/p"), both...)
 	check(t, "names in one folder", viewNames(one), []string{"d_handleX", "d_x"})
@@ -115,8 +115,8 @@ func TestNamesTellNothingAboveTheScope(t *testing.T) {
 	modules := []string{"/w/secret/p/d.usher:d handleX", "/w/secret/p/p/d.usher:d handleX"}
 	view := viewOf(t, scopeDir("/w/secret/p"), modules...)
 	check(t, "tools", viewNames(view), []string{"d-#_handleX", "p-p-d_handleX"})
-	_, others := view.Hook("d/handleX")
-	checkOmits(t, "webhooks", strings.Join(others, " "), "secret")
+	_, claimants := view.Hook("d/handleX")
+	checkOmits(t, "webhooks", itemNames(claimants), "secret")
 	for i, m := range modules {
 		modules[i] = strings.Replace(m, "secret", "moved", 1)
 	}

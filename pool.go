@@ -16,7 +16,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -88,11 +87,7 @@ type pool struct {
 	calls   counter[*Principal] // running
 	started counter[*Principal] // processes, until they have ended, except those of needsNoRoom
 	running *sync.WaitGroup     // counts the processes
-	called  atomic.Bool         // a call has been made
 	offers  string              // a hash of the manifest that is served; see moduleOwner
-
-	newest  atomic.Pointer[Worker] // the last process that started or announced a change of its lists
-	drifted chan struct{}          // 1-buffered: its lists may differ from those that are served
 
 	mu      sync.Mutex                    // guards the fields below
 	procs   []*process                    // waiting, running or ending, in the order of their first calls
@@ -146,7 +141,6 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	if p.ctx.Err() != nil {
 		return nil, errRetired
 	}
-	p.called.Store(true)
 	request := p.shell.request
 	if p.shell == nil {
 		c, failed := p.enter(ctx, caller)
@@ -434,12 +428,6 @@ func (p *pool) orphan(c *process) {
 	}
 }
 
-// listsChanged reports that the lists of w may differ from those that are served.
-func (p *pool) listsChanged(w *Worker) {
-	p.newest.Store(w)
-	wake(p.drifted)
-}
-
 // retire refuses new calls, and ends the processes after the calls under way. A new call waits for
 // the next catalog: see Registry.Call. p may be nil.
 func (p *pool) retire() {
@@ -451,13 +439,6 @@ func (p *pool) retire() {
 	p.cancel()
 	for _, c := range slices.Clone(p.procs) {
 		p.end(c)
-	}
-}
-
-// endUncalled ends the process that has answered an introspection, unless a call was made.
-func (p *pool) endUncalled() {
-	if !p.called.Load() {
-		p.reap(time.Now(), 1)
 	}
 }
 

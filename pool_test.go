@@ -130,22 +130,27 @@ func TestProcessPerSession(t *testing.T) {
 	check(t, "another session's process after that", own(c), ofC)
 }
 
-// The processes of only the latest introspected modules wait for a first call.
+// The process that has answered an introspection waits for a first call, unless other modules wait
+// for their introspection.
 func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 	t.Parallel()
-	r := registryOf(t, t.TempDir(), io.Discard)
-	var pools []*pool
-	for range maxUncalled + 2 {
+	for others, want := range []int{1, 0} {
+		r := registryOf(t, t.TempDir(), io.Discard)
+		r.introspecting.reserve(kindExecutable, maxIntrospections)
 		p := mutePool(t, false)
-		pools = append(pools, p)
-		_, err := p.introspect(func(*Worker) (*manifest, error) { return nil, nil })
-		must(t, err)
-		p.called.Store(len(pools) == 1)
-		r.letWait(p)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			(&moduleOwner{registry: r, log: r.Log}).introspect(p)
+		}()
+		await(t, "a module that waits", r.introspecting.busy)
+		for range others {
+			(&slot[Kind]{counter: &r.introspecting}).grant()
+		}
+		r.introspecting.release(kindExecutable, 1)
+		<-done
+		check(t, fmt.Sprint("processes, if other modules wait: ", others), p.count(true), want)
 	}
-	check(t, "the process of a module that was called", pools[0].count(true), 1)
-	check(t, "the process of the first other module", pools[1].count(true), 0)
-	check(t, "the process of the second", pools[2].count(true), 1)
 }
 
 // A session's process ends after ten idle minutes, unless the session has subscribed to

@@ -63,7 +63,7 @@ func (m moduleReport) Summary() string {
 // webhooks are those of the view of hooks, with URLs of a daemon.
 func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []moduleReport {
 	list := []moduleReport{}
-	catalog := r.Catalog()
+	catalog := r.catalog.Load()
 	for _, s := range catalog.modules {
 		m := moduleReport{
 			Name:  s.Name,
@@ -73,19 +73,16 @@ func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []mod
 			State: "ready",
 			Tools: []toolReport{},
 		}
-		if scope.Contains(s.Source) {
-			a.addModule(&m, s, catalog.View(scope), catalog.View(hooks), daemon)
-		} else {
-			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
-		}
 		switch {
 		case s.Err != nil:
 			m.State = "failed"
 		case s.Pending:
 			m.State = "building"
 		}
-		if s.Err != nil && m.Hidden == "" {
-			m.Error = explain(s.Err)
+		if scope.Contains(s.Source) {
+			a.addModule(&m, s, catalog.View(scope), catalog.View(hooks), daemon)
+		} else {
+			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
 		}
 		list = append(list, m)
 	}
@@ -96,9 +93,12 @@ func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []mod
 // addModule adds a hosted module, its tools in view and notes for its author to a line.
 // whole is the view that has the paths of webhooks.
 func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon daemonRecord) {
+	if m.Err != nil {
+		l.Error = explain(m.Err)
+	}
 	l.About = m.About
 	l.names = itemNames(view.ToolsOf[m])
-	l.Problems = slices.Clone(m.Problems)
+	l.Problems = slices.Concat(m.Notes, m.Problems)
 	note := func(format string, args ...any) {
 		l.Problems = append(l.Problems, fmt.Sprintf(format, args...))
 	}
@@ -111,7 +111,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 			About:  firstSentence(t.Method.description),
 			Params: strings.Join(t.Method.Parameters, ", "),
 		}
-		receiver, others := whole.Hook(hook.HookPath)
+		receiver, claimants := whole.Hook(hook.HookPath)
 		if receiver == hook {
 			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + webhookPrefix[1:] + hook.HookPath
 			tool.Off = daemon.WebhooksOff
@@ -122,9 +122,9 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		if len(t.Name) > maxToolName {
 			note("%s: some clients refuse this name: with mcp__usher__ it has over 64 characters", t.Name)
 		}
-		if len(others) > 0 {
+		if claimants != nil {
 			note("%s: its webhook is not served, as several webhooks have the path %s: %s",
-				tool.Method, hook.HookPath, strings.Join(others, ", "))
+				tool.Method, hook.HookPath, itemNames(claimants))
 		}
 		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
 			note("%s: in this environment, its deliveries fail: %v", tool.Method, err)
@@ -132,12 +132,9 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 	}
 	for _, raw := range m.Lists["resources"] {
 		uri := members(raw).text("uri")
-		if view.items["resources"][uri] == nil {
+		if len(view.items["resources"][uri]) > 1 {
 			note("%s: this resource is not offered, as several modules have its URI", uri)
 		}
-	}
-	if l.Label != "" && l.Label != m.Name {
-		note("its name is not unique: its tools begin with %s", l.Label)
 	}
 }
 
@@ -181,20 +178,13 @@ func readDaemon(dataDir string) (d daemonRecord) {
 // readReport returns the modules below dirs from the report of a running daemon. It reports
 // false if no daemon serves each of dirs.
 func (a *app) readReport(dirs []string) (list []moduleReport, ok bool) {
-	isBelow := func(folders []string, path string) bool {
-		return slices.ContainsFunc(folders, func(dir string) bool { return scopeDir(dir).Contains(path) })
-	}
 	served := readDaemon(a.data).Roots
-	for _, dir := range dirs {
-		if !isBelow(served, dir) {
-			return nil, false
-		}
-	}
+	isElsewhere := func(dir string) bool { return !isBelow(dir, served) }
 	raw, err := readRegular(filepath.Join(a.data, reportName))
-	if err != nil || json.Unmarshal(raw, &list) != nil {
+	if slices.ContainsFunc(dirs, isElsewhere) || err != nil || json.Unmarshal(raw, &list) != nil {
 		return nil, false
 	}
-	return slices.DeleteFunc(list, func(m moduleReport) bool { return !isBelow(dirs, m.Path) }), true
+	return slices.DeleteFunc(list, func(m moduleReport) bool { return !isBelow(m.Path, dirs) }), true
 }
 
 //go:embed help/page.html
@@ -204,7 +194,6 @@ var pageText string
 type pageContent struct {
 	Refused    string         // why no modules are shown, or ""
 	Modules    []moduleReport // in the requester's own view; webhooks outside of it are not shown
-	Errors     bool           // also shows why modules are not hosted; only for the owner
 	Coded      bool           // clients must present a code
 	URL, Nonce string
 }
@@ -229,12 +218,11 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		}
 		d.registry.WaitAll(r.Context(), startupTime-time.Since(d.server.started), scope)
 		p := pageContent{Coded: from.principal.exists()}
-		p.Errors = !p.Coded && !d.flags.open // then the requester is on this machine
 		record := d.record
 		record.URL = d.pageURL(r)
 		report := d.app.report(d.registry, scope, scope, record)
 		p.Modules = slices.DeleteFunc(report, func(m moduleReport) bool {
-			return m.Hidden != "" || len(m.Tools) == 0 && m.State != "ready" && !p.Errors
+			return m.Hidden != "" || len(m.Tools) == 0 && m.State != "ready"
 		})
 		d.writePage(w, r, http.StatusOK, p)
 		return nil

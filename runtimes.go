@@ -22,7 +22,6 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 )
 
 // runtimeFiles are the shims and starters of the languages.
@@ -39,7 +38,7 @@ const (
 	kindNode       Kind = "node"       // NAME.usher.js .mjs .ts .mts, run by our shim
 	kindShell      Kind = "shell"      // NAME.usher.sh, run by the shell, one process per call
 	kindExecutable Kind = "executable" // NAME.usher, any program that speaks MCP
-	kindConfig     Kind = ".mcp.json"  // an entry of a .mcp.json file
+	kindConfig     Kind = ".mcp.json"  // an entry of mcpServers in a file of this name
 )
 
 // singleFile reports whether usher's own program runs the module's one source file. Then the
@@ -59,9 +58,6 @@ var moduleEndings = map[string]Kind{
 	".mts": kindNode,
 }
 
-// configName is the file whose mcpServers entries are modules.
-const configName = ".mcp.json"
-
 var moduleName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
 // checkModuleName returns an error if a name can't be part of a tool's name.
@@ -72,18 +68,10 @@ func checkModuleName(name string) error {
 	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -: rename it", name)
 }
 
-// methodRules says what a method is, by the kind of a file.
-var methodRules = map[Kind]string{
-	kindGo:     "an exported function, such as func Greet(p struct{ Name string }) string",
-	kindPython: "a function at the top level of the file whose name does not begin with _",
-	kindNode:   "an exported function, or one of a class that is the default export",
-	kindShell:  "a function with a comment on the lines right above it",
-}
-
 // moduleFile reports whether a file with this name is a module, and the module's name and
 // kind. A .mcp.json file can be several modules, and has no name of its own.
 func moduleFile(base string) (name string, kind Kind, ok bool) {
-	if base == configName {
+	if base == string(kindConfig) {
 		return "", kindConfig, true
 	}
 	name, ending, found := strings.Cut(base, ".usher")
@@ -133,36 +121,7 @@ func newParts(paths []string) *parts {
 }
 
 // changed reports whether one of the files has changed since it was loaded.
-func (p *parts) changed() bool { return p != nil && p.Version != partsVersion(p.Paths) }
-
-// refreshed returns the same parts with the version that they have now.
-func (p *parts) refreshed() *parts {
-	if p == nil {
-		return nil
-	}
-	return newParts(p.Paths)
-}
-
-// with returns the parts with more paths. If a known part has changed, it returns p, for the next
-// scan to notice.
-func (p *parts) with(paths []string) *parts {
-	var known []string
-	if p != nil {
-		known = p.Paths
-	}
-	more := slices.DeleteFunc(paths, func(path string) bool { return slices.Contains(known, path) })
-	if len(more) == 0 || p.changed() {
-		return p
-	}
-	return newParts(slices.Concat(known, more))
-}
-
-// renewBinary reports whether the program that was built from the files can still be used. It
-// keeps keepBuild from removing the program.
-func (p *parts) renewBinary() bool {
-	now := time.Now()
-	return p != nil && p.Binary != "" && !p.changed() && os.Chtimes(p.Binary, now, now) == nil
-}
+func (p parts) changed() bool { return len(p.Paths) > 0 && p.Version != partsVersion(p.Paths) }
 
 // goPackageFile matches the names of the files that make up a Go package.
 var goPackageFile = regexp.MustCompile(`\.(go|c|cc|cpp|h|s|S)$`)
@@ -407,7 +366,7 @@ type source struct {
 	Root    string // the hosted DIR that it was found below
 	Launch  launch // of a .mcp.json entry
 	Notes   []string
-	Invalid error // why it can't be hosted
+	Invalid error // why it can't be hosted, or is not approved
 
 	Python  []string // files of the virtual environment that runs it: see pythonFor
 	Version string   // changes with the file or entry, and with the files of Python
@@ -454,26 +413,11 @@ func (s *source) readContent(served []string) error {
 	return err
 }
 
-// reread returns the source as its file has it now.
-func (s source) reread() source {
-	again := newScan()
-	again.root = s.Root
-	again.file(s.Path, s.Name, s.Kind)
-	for _, found := range again.sources {
-		if found.key() == s.key() {
-			return found
-		}
-	}
-	s.Invalid = errMoved
-	return s
-}
-
 // scan is one scan of the workspace. If somebody replaces a folder by a link during the
 // scan, a path may lead to another file than the one found. readSource, which reads all
 // files, refuses such a path.
 type scan struct {
-	sources    []source
-	seen       map[string]bool   // by source.key
+	sources    map[string]source // by source.key
 	files      map[string]string // the versions of the files, by their paths with symlinks resolved
 	unreadable []string          // paths of files and folders
 	root       string            // the hosted DIR that is being searched
@@ -481,7 +425,7 @@ type scan struct {
 
 // newScan returns a scan that has found nothing.
 func newScan() *scan {
-	return &scan{seen: make(map[string]bool), files: make(map[string]string)}
+	return &scan{sources: make(map[string]source), files: make(map[string]string)}
 }
 
 // scanFolders searches folders, and the folders below them, for modules.
@@ -511,7 +455,7 @@ func (s *scan) folder(path string) {
 		module, kind, isModule := moduleFile(name)
 		switch {
 		case entry.IsDir():
-			if !unsearched.MatchString(name) {
+			if !unsearched.MatchString(name + "/") {
 				s.folder(at)
 			}
 		case isModule:
@@ -526,16 +470,14 @@ func (s *scan) folder(path string) {
 // x.usher.go~ and x.usher.go.bak, which editors give to copies.
 var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[a-z]+$`)
 
-// unsearched matches the names of folders that are not searched.
-var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
+// unsearched matches a path through a folder that is not searched.
+var unsearched = regexp.MustCompile(`(^|/)(\.[^/]*|node_modules|vendor)/`)
 
 // isSearched reports whether scans of roots search the folder of a file.
 func isSearched(path string, roots []string) bool {
 	return slices.ContainsFunc(roots, func(root string) bool {
-		below, err := filepath.Rel(root, path)
-		folders := strings.Split(filepath.ToSlash(below), "/")
-		hidden := slices.ContainsFunc(folders[:len(folders)-1], unsearched.MatchString)
-		return err == nil && filepath.IsLocal(below) && !hidden
+		below, err := filepath.Rel(root, path) // begins with ../ if it is not below
+		return err == nil && !unsearched.MatchString(filepath.ToSlash(below))
 	})
 }
 
@@ -544,8 +486,7 @@ var errMoved = errors.New("it was moved or deleted")
 // fail adds a file or folder that can't be read, as a module without a name. scan.has
 // treats the failure as temporary, unless the path does not exist.
 func (s *scan) fail(path string, err error) {
-	reason := errText(err)
-	s.add(path, path, source{Version: reason, Invalid: errors.New(reason)})
+	s.add(path, path, source{Invalid: errors.New(errText(err))})
 	if !errors.Is(err, fs.ErrNotExist) && err != errMoved {
 		s.unreadable = append(s.unreadable, path)
 	}
@@ -578,11 +519,7 @@ func (s *scan) file(path, name string, kind Kind) {
 		if kind == kindPython {
 			_, found.Python = pythonFor(filepath.Dir(target))
 		}
-		for _, file := range found.Python {
-			if info, err := os.Stat(file); err == nil {
-				found.Version += file + fileVersion(info)
-			}
-		}
+		found.Version += partsVersion(found.Python)
 		s.add(path, target, found)
 	}
 }
@@ -661,14 +598,14 @@ func (s *scan) add(path, target string, found source) {
 	found.Path = path
 	found.Source = target
 	found.Root = s.root
-	if !s.seen[found.key()] {
-		s.seen[found.key()] = true
-		s.sources = append(s.sources, found)
+	if _, known := s.sources[found.key()]; !known {
+		s.sources[found.key()] = found
 	}
 }
 
 // has reports whether the scan found a source, or could not tell because its file or
 // folder can't be read at the moment.
 func (s *scan) has(found source) bool {
-	return s.seen[found.key()] || isBelow(found.Path, s.unreadable)
+	_, known := s.sources[found.key()]
+	return known || isBelow(found.Path, s.unreadable)
 }

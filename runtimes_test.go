@@ -259,9 +259,10 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	defer r.Close()
 	must(t, os.Remove(workspace))
 	must(t, os.Symlink(dir+"/other", workspace))
-	r.rescan(time.Now(), false)
+	r.Watch = true
+	r.Refresh(time.Now())
 	r.WaitAll(t.Context(), patience, scopeAll())
-	report := r.Catalog().modules
+	report := r.catalog.Load().modules
 	if len(report) != 1 || report[0].Path != workspace ||
 		report[0].Err.Error() != errMoved.Error() {
 		t.Errorf("got %+v, want the folder with the error %v", report, errMoved)

@@ -76,11 +76,6 @@ func checkHookPath(hook string) error {
 	return nil
 }
 
-// toolJSON returns the definition of the MCP tool, with its name in a view.
-func (m *Method) toolJSON(name string) json.RawMessage {
-	return append(object{{"name", quote(name)}}, m.definition...).encode()
-}
-
 // appURI returns the URI of the page that MCP Apps shows for the tool, or "".
 func (m *Method) appURI() string {
 	return m.definition.object("_meta").object("ui").text("resourceUri")

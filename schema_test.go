@@ -301,11 +301,12 @@ func FuzzParseMethod(f *testing.F) {
 			return
 		}
 		m, _ := parseMethod(raw, kindOf[kind])
-		shown := m.toolJSON("t")
+		named := object{{"name", quote("t")}}
+		shown := append(named, m.definition...).encode()
 		again, _ := parseMethod(shown, kindOf[kind])
-		if !json.Valid(shown) || string(again.toolJSON("t")) != string(shown) ||
-			again.Name != "t" {
-			t.Fatalf("%s is read again as %s", shown, again.toolJSON("t"))
+		reread := append(named, again.definition...).encode()
+		if !json.Valid(shown) || string(reread) != string(shown) || again.Name != "t" {
+			t.Fatalf("%s is read again as %s", shown, reread)
 		}
 		schema := field(shown, "inputSchema")
 		if field(field(schema, "properties"), webhookParam) != nil || members(schema) == nil {

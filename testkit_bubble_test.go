@@ -443,10 +443,11 @@ func module(t testing.TB, text string) *Module {
 	path, name, _ := strings.Cut(words[0], ":")
 	found := source{Name: name, Kind: kindExecutable, Source: path, Root: "/w"}
 	m := &Module{source: found, checkCurrent: func() error { return nil }}
-	if text[0] != '!' {
-		m.pool = &pool{}
+	if text[0] == '!' {
+		return m
 	}
-	if strings.HasSuffix(path, configName) {
+	m.pool = &pool{}
+	if strings.HasSuffix(path, string(kindConfig)) {
 		m.Kind = kindConfig
 	}
 	for _, tool := range words[1:] {

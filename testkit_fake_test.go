@@ -50,7 +50,7 @@ func writeConfig(t *testing.T, path, name, traits string) {
 // writeShared adds a fake, one process of which serves all callers, to the .mcp.json of a folder.
 func writeShared(t *testing.T, dir, name, traits string) {
 	t.Helper()
-	path := dir + "/" + configName
+	path := dir + "/" + string(kindConfig)
 	text, _ := os.ReadFile(path) // there may be none
 	entry := fmt.Sprintf(`{"command":%q,"env":{%q:%q},"shared":true}`, testBinary(t),
 		runAsFake, traits)

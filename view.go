@@ -28,16 +28,16 @@ import (
 // Immutable; a module that changes is replaced by a new one.
 type Module struct {
 	source   // of the version that is served; of the newest if none is
-	manifest // its Problems are also those of the source and of Methods
+	manifest // its Problems are also those of Methods
 	Methods  []*Method
 
 	Pending bool  // the newest version is being introspected
 	Err     error // why the newest version is not hosted; nil while it is pending
 
-	pool *pool // nil if no version is served: then the module only affects other modules' names
+	pool *pool // nil if no version is served: then the module offers nothing, but affects names
 	// checkCurrent returns errRetired if the source file has a newer version that usher
 	// follows, or if usher still introspects that; other errors say why the newest version
-	// can't be hosted. nil if pool is.
+	// can't be hosted. It tries a version again that has failed. nil at first, while Pending.
 	checkCurrent func() error
 }
 
@@ -73,7 +73,7 @@ func (c *Catalog) View(scope Scope) *View {
 type View struct {
 	catalog *Catalog
 	scope   Scope
-	Modules []ViewModule // sorted by label
+	Modules []ViewModule // also those that can't be hosted at the moment; sorted by label
 	Tools   []*Item      // sorted by name
 
 	// ToolsOf maps the view's modules to their tools, in the modules' own order.
@@ -84,13 +84,9 @@ type View struct {
 	// Fingerprints maps the name of each list in announcedLists to a hash of the list.
 	Fingerprints map[string]string
 
-	all   []ViewModule                // also those that can't be hosted at the moment
-	items map[string]map[string]*Item // by list, and by name or URI; nil for a URI of several modules
-	// ambiguous contains, by list and by name that belongs to no item, the items that would
-	// have the name.
-	ambiguous map[string]map[string][]*Item
-	templates []*Item            // longest prefix first
-	webhooks  map[string][]*Item // by path: the tools that would have it; see Hook
+	items     map[string]map[string][]*Item // by list, and by name or URI: the items that would have it
+	templates []*Item                       // longest prefix first
+	webhooks  map[string][]*Item            // by path: the tools that would have it; see Hook
 }
 
 // ViewModule is a module and its label in a view.
@@ -111,22 +107,21 @@ type Item struct {
 	// receives no webhooks, or whose name can't be part of a URL.
 	HookPath string
 
-	ownName    string          // the module's own name for a tool or prompt
-	definition json.RawMessage // of a prompt
+	ownName    string // the module's own name for a tool or prompt
+	definition object // of a tool or prompt, without its name
 	module     *Module
 }
 
-// item returns a resource or template of the module.
+// item returns an item of the module.
 func (m ViewModule) item(name string) *Item {
 	return &Item{Name: name, Label: m.Label, module: m.Module}
 }
 
-// offer adds a URI of the module to byURI. A URI that several modules offer belongs to none.
-func (m ViewModule) offer(byURI map[string]*Item, uri string) {
-	if owner, offered := byURI[uri]; !offered {
-		byURI[uri] = m.item(uri)
-	} else if owner != nil && owner.module != m.Module {
-		byURI[uri] = nil
+// offer adds a URI of the module to byURI.
+func (m ViewModule) offer(byURI map[string][]*Item, uri string) {
+	isOwn := func(i *Item) bool { return i.module == m.Module }
+	if !slices.ContainsFunc(byURI[uri], isOwn) {
+		byURI[uri] = append(byURI[uri], m.item(uri))
 	}
 }
 
@@ -136,21 +131,16 @@ func newView(c *Catalog, scope Scope) *View {
 		catalog:      c,
 		scope:        scope,
 		ToolsOf:      make(map[*Module][]*Item),
-		ambiguous:    make(map[string]map[string][]*Item),
-		items:        map[string]map[string]*Item{"resources": {}},
+		items:        map[string]map[string][]*Item{"resources": {}},
 		webhooks:     make(map[string][]*Item),
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
 	}
 	inside := slices.DeleteFunc(slices.Clone(c.modules), func(m *Module) bool {
-		return !scope.Contains(m.Source)
+		return m.Name == "" || !scope.Contains(m.Source)
 	})
 	for i, label := range labels(inside, scope) {
-		m := ViewModule{label, inside[i]}
-		v.all = append(v.all, m)
-		if m.pool != nil {
-			v.Modules = append(v.Modules, m)
-		}
+		v.Modules = append(v.Modules, ViewModule{label, inside[i]})
 	}
 	v.addResources()
 	slices.SortStableFunc(v.Modules, func(a, b ViewModule) int { return strings.Compare(a.Label, b.Label) })
@@ -163,14 +153,19 @@ func (v *View) addToolsAndPrompts() {
 	var prompts []*Item
 	for _, m := range v.Modules {
 		for _, method := range m.Methods {
-			tool := &Item{Label: m.Label, Method: method, ownName: method.Name, module: m.Module}
+			tool := m.item("")
+			tool.Method = method
+			tool.ownName = method.Name
+			tool.definition = method.definition
 			v.Tools = append(v.Tools, tool)
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
 			v.addWebhook(tool)
 		}
 		for _, raw := range m.Lists["prompts"] {
-			name := members(raw).text("name")
-			prompts = append(prompts, &Item{Label: m.Label, ownName: name, definition: raw, module: m.Module})
+			prompt := m.item("")
+			prompt.ownName = members(raw).text("name")
+			prompt.definition = members(raw).without("name")
+			prompts = append(prompts, prompt)
 		}
 	}
 	v.addNamed("tools", v.Tools)
@@ -179,17 +174,12 @@ func (v *View) addToolsAndPrompts() {
 
 // addNamed names the items, as nameItems does, sorts them by name and adds them under list.
 func (v *View) addNamed(list string, items []*Item) {
-	v.ambiguous[list] = nameItems(items)
+	v.items[list] = nameItems(items)
 	slices.SortFunc(items, func(a, b *Item) int { return strings.Compare(a.Name, b.Name) })
-	v.items[list] = make(map[string]*Item)
 	var definitions []json.RawMessage
 	for _, item := range items {
-		v.items[list][item.Name] = item
-		if item.Method != nil {
-			definitions = append(definitions, item.Method.toolJSON(item.Name))
-		} else {
-			definitions = append(definitions, members(item.definition).set("name", quote(item.Name)).encode())
-		}
+		named := append(object{{"name", quote(item.Name)}}, item.definition...)
+		definitions = append(definitions, named.encode())
 	}
 	v.addList(list, list, definitions)
 }
@@ -220,17 +210,10 @@ func (v *View) addResources() {
 	for _, m := range v.Modules {
 		for _, raw := range m.Lists["resources"] {
 			m.offer(byURI, members(raw).text("uri"))
+			resources = append(resources, raw)
 		}
 		for _, method := range m.Methods {
 			m.offer(byURI, method.appURI())
-		}
-	}
-	delete(byURI, "") // of methods without a page
-	for _, m := range v.Modules {
-		for _, raw := range m.Lists["resources"] {
-			if byURI[members(raw).text("uri")] != nil {
-				resources = append(resources, raw)
-			}
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
 			prefix, _, _ := strings.Cut(members(raw).text("uriTemplate"), "{")
@@ -238,6 +221,10 @@ func (v *View) addResources() {
 			templates = append(templates, raw)
 		}
 	}
+	delete(byURI, "") // of methods without a page
+	resources = slices.DeleteFunc(resources, func(raw json.RawMessage) bool {
+		return len(byURI[members(raw).text("uri")]) > 1
+	})
 	slices.SortStableFunc(v.templates, func(a, b *Item) int { return len(b.Name) - len(a.Name) })
 	v.addList("resources", "resources", resources)
 	v.addList("resourceTemplates", "resources", templates) // MCP has no separate notification for templates
@@ -260,66 +247,47 @@ var announcedLists = []string{"tools", "prompts", "resources"}
 // prefix. It returns nil for an unknown name, one out of scope, a URI that several modules
 // offer, and a URI longer than maxURI.
 func (v *View) Lookup(list, name string) *Item {
-	if len(name) > maxURI {
-		return nil
-	}
-	item, offered := v.items[list][name]
-	if item == nil && list == "tools" {
+	claimants := v.items[list][name]
+	switch {
+	case len(name) > maxURI:
+	case len(claimants) == 1 && claimants[0].Name == name:
+		return claimants[0]
+	case claimants != nil: // the name belongs to none of them
+	case list == "tools":
 		own := slices.DeleteFunc(slices.Clone(v.Tools), func(t *Item) bool { return t.ownName != name })
 		if len(own) == 1 && v.candidates(name, own[0].module) == nil {
 			return own[0]
 		}
-	}
-	if offered || list != "resources" {
-		return item
-	}
-	for _, t := range v.templates {
-		if strings.HasPrefix(name, t.Name) {
-			return t
+	case list == "resources":
+		for _, t := range v.templates {
+			if strings.HasPrefix(name, t.Name) {
+				return t
+			}
 		}
 	}
 	return nil
 }
 
-// candidates returns the modules, except own, whose name or label begins the name of a tool
-// or the path of a webhook.
+// candidates returns the modules, except own, whose name or label begins the name of a tool.
 func (v *View) candidates(name string, own *Module) (list []ViewModule) {
-	name = strings.Replace(name, "/", "_", 1)
-	for _, m := range v.all {
+	for _, m := range v.Modules {
 		begins := strings.HasPrefix(name, m.Label+"_") || strings.HasPrefix(name, m.Name+"_")
-		if begins && m.Name != "" && m.Module != own {
+		if begins && m.Module != own {
 			list = append(list, m)
 		}
 	}
 	return list
 }
 
-// failure returns why a module can't be hosted that an unknown name may belong to, or nil.
-func (v *View) failure(name string) error {
-	for _, m := range v.candidates(name, nil) {
-		if m.Err != nil {
-			return m.failure()
-		}
-	}
-	return nil
-}
-
-// Hook returns the tool that receives webhooks at a path. If several would have the path,
-// it belongs to none of them, and Hook returns what identifies them: other paths, or the
-// names of the tools.
-func (v *View) Hook(path string) (tool *Item, alternatives []string) {
-	claimants := v.webhooks[path]
+// Hook returns the tool that receives webhooks at a path. If several would have the path, it belongs
+// to none of them, and Hook returns them all as claimants. A tool whose module shares its name is a
+// claimant of the path with the bare name.
+func (v *View) Hook(path string) (tool *Item, claimants []*Item) {
+	claimants = v.webhooks[path]
 	if len(claimants) == 1 && claimants[0].HookPath == path {
 		return claimants[0], nil
 	}
-	for _, t := range claimants {
-		other := t.HookPath
-		if other == path {
-			other = t.Name
-		}
-		alternatives = append(alternatives, other)
-	}
-	return nil, alternatives
+	return nil, claimants
 }
 
 // itemNames returns the names of items, for people.

@@ -182,18 +182,19 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	ready := true // the view contains all modules
 	// Webhooks are not scoped: whoever has the secret may deliver to all of them.
-	tool, others := h.modules.View(scopeAll()).Hook(d.path)
-	if tool == nil && others == nil {
+	view := h.modules.View(scopeAll())
+	tool, claimants := view.Hook(d.path)
+	if tool == nil && claimants == nil {
 		if d.hasSecret {
 			h.modules.Refresh(d.received)
 		}
 		ready = h.modules.WaitAll(ctx, startupTime, scopeAll())
-		tool, others = h.modules.View(scopeAll()).Hook(d.path)
+		tool, claimants = h.modules.View(scopeAll()).Hook(d.path)
 	}
 	switch {
-	case len(others) > 0:
-		return httpErrorf(http.StatusConflict, "the path %q is ambiguous: use one of %s",
-			clipText(d.path, 200), strings.Join(others, ", "))
+	case claimants != nil:
+		return httpErrorf(http.StatusConflict, "the path %q is ambiguous: see usher modules for those of %s",
+			clipText(d.path, 200), itemNames(claimants))
 	case tool == nil && !ready:
 		return httpErrorf(http.StatusServiceUnavailable,
 			"modules are still starting: try again").retryAfter(2)

@@ -112,8 +112,8 @@ func TestWebhookPathsAreUnique(t *testing.T) {
 		names  []string
 	}{
 		{"p-deploy/handleX", 200, nil},
-		{"deploy/handleX", 409, []string{"p-deploy/handleX", "q-deploy/handleX"}},
-		{"deploy/handleOnly", 409, []string{"p-deploy/handleOnly", "two_e"}},
+		{"deploy/handleX", 409, []string{"p-deploy_handleX", "q-deploy_handleX"}},
+		{"deploy/handleOnly", 409, []string{"p-deploy_handleOnly", "two_e"}},
 		{"deploy/plain", 404, nil},
 		{"same/path", 409, []string{"one_a", "two_b"}},
 		{"three/handleE", 409, []string{"three_d", "three_handleE"}},
