@@ -107,8 +107,7 @@ type process struct {
 	kept    bool  // it is not stopped for being idle
 	lastUse time.Time
 
-	orphaned bool        // caller.Member has ended: the process ends after the calls under way
-	unlink   func() bool // makes the process independent of caller.Member; nil if it is
+	unlink func() bool // makes the process independent of caller.Member; nil if it is
 }
 
 // call makes one request of the module; see Worker.request. If a stateless module answers
@@ -349,7 +348,8 @@ func (p *pool) leave(c *process, succeeded bool) {
 	if succeeded {
 		delete(p.crashed, c.caller.Member)
 	}
-	if c.active == 0 && (c.orphaned || !c.started) {
+	member := c.caller.Member
+	if c.active == 0 && (!c.started || member != nil && member.Err() != nil) {
 		p.end(c)
 	}
 	p.startWaiting()
@@ -422,8 +422,7 @@ func (p *pool) run(c *process) {
 func (p *pool) orphan(c *process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c.orphaned = true
-	if c.active == 0 {
+	if c.active == 0 { // else the last call ends it
 		p.end(c)
 	}
 }

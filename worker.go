@@ -114,7 +114,6 @@ type workerState struct {
 	calls     map[string]*call          // whose callers wait for the answers, by id
 	cancelled map[string]*call          // that still count as running, by id
 	unsure    bool                      // a call was cancelled: an ask that names no call may belong to it
-	latest    *Caller                   // the latest client's; at first the owner
 	asks      map[string]*clientRequest // open requests to clients, by id
 
 	draining bool  // it takes no more calls, and ends when calls is empty
@@ -179,7 +178,6 @@ func newWorker(ctx context.Context, config workerConfig) *Worker {
 		state: workerState{
 			calls:     make(map[string]*call),
 			cancelled: make(map[string]*call),
-			latest:    config.owner,
 			asks:      make(map[string]*clientRequest),
 		},
 	}
@@ -460,9 +458,6 @@ func (w *Worker) startCall(c *call, method string, params object) (err error) {
 			return
 		}
 		s.calls[c.id] = c
-		if c.ofClient() {
-			s.latest = &c.caller
-		}
 	})
 	return err
 }
@@ -722,11 +717,12 @@ func (w *Worker) target(s *workerState, params object) (Caller, *call, error) {
 	switch {
 	case w.owner == nil || w.owner.Sessionless && (s.unsure || len(calls) != 1):
 		return Caller{}, nil, errNotSure
+	case len(calls) == 0:
+		return *w.owner, nil, nil
 	case len(calls) == 1:
 		return calls[0].caller, calls[0], nil
-	default:
-		return *s.latest, nil, nil
 	}
+	return calls[0].caller, nil, nil // of the same session as the others
 }
 
 // handleRequest answers a request of the module, or starts to ask a client for the
