@@ -3,7 +3,7 @@
 // client with a session, and the client answers it. It can send nothing to a client
 // without a session: usher suspends the call and answers the client's request with the
 // module's questions. The client's next request contains the answers and continues the
-// call (MCP 2026-07-28, basic/patterns/mrtr). worker.go decides which client a module's
+// call (MCP 2026-07-28, basic/patterns/mrtr). caller.go decides which client a module's
 // request is for.
 
 package main

@@ -36,7 +36,7 @@ var layers = []struct {
 	}},
 	{"core", []string{"claims.go", "session.go", "guess.go", "scope.go"}},
 	{"modules", []string{
-		"schema.go", "runtimes.go", "gomodule.go", "shell.go", "worker.go",
+		"schema.go", "runtimes.go", "gomodule.go", "shell.go", "caller.go", "worker.go",
 		"process.go", "pool.go",
 		"names.go", "view.go", "approve.go", "modules.go",
 	}},
@@ -48,11 +48,11 @@ var layers = []struct {
 // Limits of the code, tests excluded. Code is text without comments, blank lines and
 // indentation. A tab counts 4 columns.
 const (
-	maxFiles          = 34
-	maxProgramText    = 266_600 // characters
-	maxRuntimeText    = 68_900  // characters of the shims and the generated Go main, trailing comments included
+	maxFiles          = 35
+	maxProgramText    = 250_000 // characters
+	maxRuntimeText    = 70_000  // characters of the shims and the generated Go main, trailing comments included
 	maxScopeLines     = 1000    // lines of code in scopeFiles together
-	maxFileLines      = 800     // lines of code
+	maxFileLines      = 600     // lines of code
 	maxFuncLines      = 60
 	maxColumns        = 110
 	maxUsualColumns   = 88 // for 95 % of the lines
@@ -75,6 +75,7 @@ var forbiddenNames = map[string][]string{
 	"claims.go":    {"Session", "Module", "View", "Scope"},
 	"session.go":   {"Module", "View", "Item", "Worker", "Registry"},
 	"scope.go":     {"Module", "View", "Item", "Registry"},
+	"caller.go":    {"Scope", "View", "Claim", "Gate"},
 	"worker.go":    {"Scope", "View", "Claim", "Gate"},
 	"pool.go":      {"Scope", "View", "Claim", "Gate"},
 	"mcp.go":       {"Worker", "Catalog", "pool"},

@@ -34,6 +34,7 @@
 //	          runtimes.go     which files are modules, and how to run them
 //	          gomodule.go     Go source files as modules
 //	          shell.go        shell scripts as modules
+//	          caller.go       who a call is made for, and how a module asks them
 //	          worker.go       one process of a module
 //	          process.go      processes and their end, also if the daemon is killed; the shell
 //	          pool.go         the processes of a module

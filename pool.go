@@ -2,8 +2,7 @@
 // for each session, as if the session's client had started it; callers without a session
 // share one for each principal. Other modules have one process for all
 // callers. This file decides which process a call goes to, how many processes and running
-// calls there may be, and when a process ends. It also defines Caller, and asks callers for the
-// input of modules without sessions.
+// calls there may be, and when a process ends.
 
 package main
 
@@ -18,45 +17,6 @@ import (
 	"sync"
 	"time"
 )
-
-// Caller is the client, or part of usher, that a call is made for.
-type Caller struct {
-	// Session distinguishes callers. A request without a session has a value of its
-	// own. "" is usher itself. Modules never see it.
-	Session   string
-	Principal *Principal // by which limits are counted; nil for usher itself
-	// Member ends when the caller no longer belongs to the principal: the claim has ended, or
-	// the session has ended or got another claim. nil if that never happens. The callers with
-	// one Member share a process of a hosted server, which ends with it, once its calls are
-	// answered: those of a session, or those of a principal without a session.
-	Member context.Context
-	// Sessionless says that the caller is an MCP client without a session.
-	Sessionless bool
-	Client      clientProfile
-
-	// Notify passes a notification on to the caller. The goroutine that reads the
-	// module's output calls it, so it must not wait for a client or a module. nil drops
-	// notifications.
-	Notify func(method string, params object)
-	// Ask asks the caller, if it has the capabilities, and waits for the answer until ctx
-	// ends. Its errors are *rpcError, or ctx's cause. Ask is nil if nobody can be asked.
-	Ask func(ctx context.Context, method string, params object) (object, error)
-}
-
-// reachable reports whether the caller may get a message outside of its calls: it still belongs
-// to its principal, whose claim can be read.
-func (c Caller) reachable() bool {
-	return (c.Member == nil || c.Member.Err() == nil) && c.Principal.Unreadable() == nil
-}
-
-// ask asks the caller, if it is a client that can be asked.
-func (c Caller) ask(ctx context.Context, method string, params object) (object, error) {
-	if c.Ask == nil {
-		_, err := clientCaps(0).checkAsk(method, params)
-		return nil, err
-	}
-	return c.Ask(ctx, method, params)
-}
 
 const (
 	sessionIdle = 10 * time.Minute // how long a process of one Member is kept without a call
@@ -457,28 +417,4 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 			p.end(c)
 		}
 	}
-}
-
-// answerInput asks the caller for the input that a result asks for, and returns params
-// with the answers (MCP 2026-07-28, basic/patterns/mrtr). The error, which may be shown
-// to the caller, says that the caller can't be asked or did not answer.
-func answerInput(ctx context.Context, caller Caller, params, result object) (object, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errNoAnswer)
-	defer cancel()
-	var answers object
-	for _, request := range result.object("inputRequests") {
-		asked := members(request.value)
-		method := asked.text("method")
-		wanted := asked.object("params")
-		answer, err := caller.ask(ctx, method, wanted)
-		if err != nil {
-			return nil, rpcErrorf(codeInternal, "%v", err)
-		}
-		answers = append(answers, member{request.key, answer.encode()})
-	}
-	params = params.without("requestState").set("inputResponses", answers.encode())
-	if state := result.get("requestState"); state != nil {
-		params = params.set("requestState", state)
-	}
-	return params, nil
 }
