@@ -33,7 +33,7 @@ import (
 )
 
 const (
-	bodyTimeout        = 30 * time.Second // for a whole body to arrive
+	bodyTimeout        = 30 * time.Second // for a request's headers and body to arrive
 	unknownBodyTimeout = 10 * time.Second // for a whole body of an unauthenticated sender to arrive
 	writeTimeout       = 30 * time.Second // for the client to accept the next maxWrite of an answer
 )
@@ -424,15 +424,12 @@ func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []
 	return nil, err
 }
 
-// readAll reads a body until its end or its deadline, or until it is dropped.
+// readAll reads a body until its end or its deadline, or until it is dropped. The deadline is
+// that of the server, and an earlier one for unauthenticated senders.
 func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 	m := r.memory
-	timeout := bodyTimeout
 	if r.isUnknown() {
-		timeout = unknownBodyTimeout
-	}
-	r.control.SetReadDeadline(time.Now().Add(timeout))
-	if r.isUnknown() {
+		r.control.SetReadDeadline(time.Now().Add(unknownBodyTimeout))
 		m.mu.Lock()
 		m.arriving = append(m.arriving, r)
 		m.mu.Unlock()

@@ -254,11 +254,18 @@ func (r *request) readyView() *View {
 	return view
 }
 
-// waitReady waits for modules in the caller's scope that are being introspected, until
-// startupTime after the start: a module that hangs must not delay every list.
+// waitReady waits for modules in the caller's scope that are being introspected.
 func (r *request) waitReady() {
 	scope, _ := r.server.gate.Scope(r.from.principal) // reaches nothing if there is an error
-	r.server.modules.WaitAll(r.ctx, startupTime-time.Since(r.server.started), scope)
+	r.server.waitReady(r.ctx, scope)
+}
+
+// waitReady waits for modules in a scope that are being introspected, until startupTime after
+// the start: a module that hangs must not delay every list.
+func (s *Server) waitReady(ctx context.Context, scope Scope) {
+	if left := startupTime - time.Since(s.started); left > 0 {
+		s.modules.WaitAll(ctx, left, scope)
+	}
 }
 
 // noResult is the result of a method that returns nothing.

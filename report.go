@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 )
 
 // moduleReport describes a module, or a file that is not hosted.
@@ -216,7 +215,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
-		d.registry.WaitAll(r.Context(), startupTime-time.Since(d.server.started), scope)
+		d.server.waitReady(r.Context(), scope)
 		p := pageContent{Coded: from.principal.exists()}
 		record := d.record
 		record.URL = d.pageURL(r)

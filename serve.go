@@ -417,6 +417,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	web := &http.Server{
 		Handler:           d,
 		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       bodyTimeout, // until the body has been read
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn),

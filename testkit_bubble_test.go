@@ -82,7 +82,7 @@ func (b *bubble) start(t *testing.T) {
 	})
 	d := &daemon{flags: &serveFlags{}, log: log, server: b.server, registry: b.server.modules}
 	b.conns = make(pipes)
-	web := &http.Server{Handler: d}
+	web := &http.Server{Handler: d, ReadTimeout: bodyTimeout}
 	limitConnections(web, cmp.Or(b.files, 1<<20), rememberCodes)
 	var serving sync.WaitGroup
 	serving.Go(func() { web.Serve(b.conns) })

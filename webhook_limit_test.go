@@ -195,7 +195,7 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 					getenv:  func(string) string { return "k" },
 				}
 				conns := make(pipes)
-				web := &http.Server{Handler: h}
+				web := &http.Server{Handler: h, ReadTimeout: bodyTimeout}
 				go web.Serve(conns)
 				defer web.Close()
 				conn, err := conns.dial(t.Context(), "", "")
