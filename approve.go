@@ -158,7 +158,7 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 		log:         r.Log,
 		owner:       owner,
 		confirms:    p.Kind.singleFile(),
-		listChanged: func(w *Worker) { o.listsChanged(p, w) },
+		listChanged: func(w *Worker) { o.listsChanged(p, w, false) },
 		partsLoaded: func(w *Worker, paths []string) { o.addParts(p, w, paths) },
 	})
 	l.Env = append(slices.Clip(l.Env), insideOf(p.Source))
@@ -172,7 +172,10 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 		return nil, err
 	}
 	if isServed {
-		o.listsChanged(p, w) // perhaps, since the manifest was made
+		o.listsChanged(p, w, true) // perhaps, since the manifest was made
+	}
+	if owner != nil {
+		context.AfterFunc(w.ctx, func() { r.setOwn(p, w, nil) })
 	}
 	return w, nil
 }

@@ -41,6 +41,7 @@
 //	          names.go        the names of modules and tools in a view
 //	          view.go         the modules inside one scope
 //	          approve.go      what may run, and the start of a process after a check of that
+//	          lists.go        what modules and their processes offer
 //	          modules.go      the registry: watching, introspecting and caching modules
 //	MCP       mcp.go          requests, the table of methods, their answers
 //	          stream.go       list changes, subscriptions

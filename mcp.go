@@ -127,7 +127,10 @@ func (s *Server) newRequest(
 		held:    held,
 		arrived: time.Now(),
 	}
-	r.caller = s.callerOf(from, r.send)
+	if from.session.era == stateless {
+		r.from.member = from.principal.ctx
+	}
+	r.caller = s.callerOf(r.from, r.send)
 	return r
 }
 
@@ -243,7 +246,7 @@ func (r *request) send(msg []byte) bool {
 // is empty.
 func (r *request) view() (*View, error) {
 	scope, err := r.server.gate.Scope(r.from.principal)
-	return r.server.modules.View(scope), err
+	return r.server.modules.ViewOf(scope, r.caller.Member), err
 }
 
 // readyView waits for modules that are being introspected, as waitReady does, and returns
@@ -380,7 +383,7 @@ func (r *request) find() (*Item, error) {
 	}
 	claimants := view.items[list][name]
 	if claimants == nil {
-		if err := r.server.modules.CheckUnknown(view, name, r.arrived); err != nil {
+		if err := r.server.modules.CheckUnknown(r.ctx, view, name, r.arrived); err != nil {
 			return nil, err
 		}
 	}
@@ -512,7 +515,7 @@ func (s *Server) callerOf(from admission, send func([]byte) bool) Caller {
 	c := Caller{
 		Session:   session.ID,
 		Principal: p,
-		Member:    p.ctx,
+		Member:    from.member,
 		Client:    *session.profile.Load(),
 		Notify: func(method string, params object) {
 			if session.wants(method, params) {
@@ -523,7 +526,6 @@ func (s *Server) callerOf(from admission, send func([]byte) bool) Caller {
 	if session.era == stateless {
 		c.Sessionless = true
 	} else {
-		c.Member = from.member
 		c.Ask = func(
 			ctx context.Context, method string, params object,
 		) (object, error) {

@@ -1,5 +1,5 @@
-// The registry. It finds the modules of the workspace, follows their changes, asks each module
-// what it offers, caches the answers between starts, and publishes everything as a Catalog, which
+// The registry. It finds the modules of the workspace, follows their changes, has each module
+// introspected, caches the answers between starts, and publishes everything as a Catalog, which
 // is replaced when something changes. Sessions and requests get only views of it. If modules need
 // an approval, the registry runs only content that the owner has approved.
 //
@@ -12,13 +12,12 @@
 package main
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -36,11 +35,12 @@ const (
 	maxPoll   = 30 * time.Second
 	pollShare = 20 // scans may take 1/pollShare of the time
 
-	publishDelay     = 50 * time.Millisecond  // from a change to the catalog that shows it
-	revisionInterval = time.Second            // at least, between two readings of one module's lists
-	retryDelay       = 5 * time.Second        // before a call tries a module again that failed
-	retryInterval    = time.Minute            // before a scan does
-	settleTime       = 250 * time.Millisecond // in which a new process may still add to its lists
+	publishDelay    = 50 * time.Millisecond  // from a change to the catalog that shows it
+	readInterval    = time.Second            // between two readings of the lists of one process
+	examineInterval = time.Minute            // between two introspections because of a process that offers more
+	retryDelay      = 5 * time.Second        // before a call tries a module again that failed
+	retryInterval   = time.Minute            // before a scan does
+	settleTime      = 250 * time.Millisecond // in which a new process may still add to its lists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
 )
@@ -78,6 +78,7 @@ type Registry struct {
 	mu      sync.Mutex              // guards the fields below
 	modules map[string]*moduleOwner // by source.key; only scans add and remove them
 	files   map[string]string       // as scan.files, of the last scan
+	own     ownModules              // the value is never changed
 	due     bool                    // the catalog is about to be replaced
 	changed chan struct{}           // closed when the catalog has been replaced
 }
@@ -113,7 +114,13 @@ func (r *Registry) Close() {
 // ---- What requests need
 
 // View returns the modules of the current catalog that are inside a scope.
-func (r *Registry) View(scope Scope) *View { return r.catalog.Load().View(scope) }
+func (r *Registry) View(scope Scope) *View { return r.ViewOf(scope, nil) }
+
+// ViewOf returns the modules of the current catalog that are inside a scope, as the callers with
+// a Member see them: see Catalog.ViewOf.
+func (r *Registry) ViewOf(scope Scope, member context.Context) *View {
+	return r.catalog.Load().ViewOf(scope, member)
+}
 
 // Call runs attempt, which finds something in a view and asks its module for a principal. If
 // the module was reloaded between the two, or its file has changed, Call runs attempt again
@@ -172,15 +179,25 @@ func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Sco
 	}
 }
 
-// CheckUnknown looks for changes, as Refresh does, because a name is unknown in a view. The
-// error is errRetired if the name must be looked up again; other errors say why a module can't be
-// hosted that the name may belong to.
-func (r *Registry) CheckUnknown(view *View, name string, since time.Time) error {
+// CheckUnknown looks for changes, as Refresh does, because a name is unknown in a view. It waits
+// for the lists of processes that are being read, if the name may belong to their module. The error
+// is errRetired if the name must be looked up again; other errors say why a module can't be hosted
+// that the name may belong to.
+func (r *Registry) CheckUnknown(ctx context.Context, view *View, name string, since time.Time) error {
 	r.Refresh(since)
-	if r.Pending(view.scope) || r.catalog.Load() != view.catalog {
+	candidates := view.candidates(name, nil)
+	for _, m := range candidates {
+		if err := r.waitRead(ctx, m.Module); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	due := r.due
+	r.mu.Unlock()
+	if due || r.Pending(view.scope) || r.catalog.Load() != view.catalog {
 		return errRetired
 	}
-	for _, m := range view.candidates(name, nil) {
+	for _, m := range candidates {
 		if m.Err != nil {
 			return m.checkCurrent()
 		}
@@ -293,7 +310,7 @@ func (r *Registry) publish() {
 		o.shown = o.latest.Load()
 		modules = append(modules, o.shown)
 	}
-	r.catalog.Store(newCatalog(modules))
+	r.catalog.Store(newCatalog(modules, r.own))
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
@@ -315,12 +332,12 @@ type moduleOwner struct {
 	source  source // the newest; zero until its first version begins
 	missing bool   // the last scan did not find it
 
-	mu       sync.Mutex // guards the fields below
-	pool     *pool      // of the newest version
-	working  bool       // the lists of the newest version are being read
-	drifted  *Worker    // a process of it whose lists may differ from those that were read last, or nil
-	failed   time.Time  // when its introspection failed; else zero
-	reported string     // why the module could not be hosted
+	mu       sync.Mutex           // guards the fields below
+	pool     *pool                // of the newest version
+	readings map[*Worker]*reading // of the lists of its processes
+	examined time.Time            // when a process that offers more last caused an introspection
+	failed   time.Time            // when its introspection failed; else zero
+	reported string               // why the module could not be hosted
 }
 
 // addOwner adds a module that a scan has found, which is pending.
@@ -328,6 +345,7 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 	o := &moduleOwner{
 		registry: r,
 		log:      r.Log.With("module", found.Name, "kind", found.Kind, "file", found.file()),
+		readings: make(map[*Worker]*reading),
 	}
 	o.latest.Store(&Module{source: found, Pending: true})
 	o.loaded.Store(&parts{})
@@ -338,29 +356,14 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 	return o
 }
 
-// do changes the module's state, unless the module has been removed. It then begins to read the
-// lists of a process again if they may have changed.
+// do changes the module's state, unless the module has been removed.
 func (o *moduleOwner) do(change func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	defer catch(o.log, nil)
-	if o.ctx.Err() != nil {
-		return
+	if o.ctx.Err() == nil {
+		change()
 	}
-	change()
-	if w := o.drifted; w != nil && !o.working && o.pool == o.latest.Load().pool {
-		o.drifted = nil
-		o.work(func(p *pool) (*manifest, error) { return o.readAgain(p, w) })
-	}
-}
-
-// listsChanged reports that the lists of w, a process of p, may have changed.
-func (o *moduleOwner) listsChanged(p *pool, w *Worker) {
-	o.do(func() {
-		if p == o.pool {
-			o.drifted = w
-		}
-	})
 }
 
 // show sets what the next catalog shows of the module.
@@ -380,8 +383,6 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 		o.pool.retire()
 	}
 	o.pool = o.newPool(found)
-	o.working = false
-	o.drifted = nil
 	o.failed = time.Time{}
 	m := *o.latest.Load()
 	if served == nil {
@@ -408,7 +409,6 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 // work runs read in the background, and serves the manifest that it returns.
 func (o *moduleOwner) work(read func(p *pool) (*manifest, error)) {
 	p := o.pool
-	o.working = true
 	o.registry.running.Go(func() {
 		m, err := read(p)
 		if err == nil {
@@ -420,7 +420,6 @@ func (o *moduleOwner) work(read func(p *pool) (*manifest, error)) {
 			if p != o.pool { // a newer version has begun
 				return
 			}
-			o.working = false
 			if err == nil {
 				o.serve(m)
 			} else if p.offers == "" {
@@ -453,6 +452,72 @@ func (o *moduleOwner) serve(offered *manifest) {
 	}
 }
 
+// offer serves what a process of p offers: to all callers, or only to those of the process if it
+// serves one Member, because names from one claim's process must not reach other claims. If such a
+// process offers something new from its start, all may: then the module is introspected again, at
+// most once per examineInterval.
+func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
+	served := o.latest.Load()
+	switch {
+	case p != served.pool:
+	case !p.perSession:
+		o.registry.writeCache(p.source, m)
+		o.serve(m)
+	case m.hash() == p.offers:
+		o.registry.setOwn(p, w, nil)
+	default:
+		own := newModule(p, m)
+		own.checkCurrent = served.checkCurrent
+		o.registry.setOwn(p, w, own)
+		if isNew && m.addsTo(&served.manifest) && time.Since(o.examined) > examineInterval {
+			o.examined = time.Now()
+			o.work(o.introspect)
+		}
+	}
+}
+
+// waitRead waits until the lists of a module's processes are not being read.
+func (r *Registry) waitRead(ctx context.Context, m *Module) error {
+	r.mu.Lock()
+	o := r.modules[m.key()]
+	r.mu.Unlock()
+	if o == nil {
+		return nil
+	}
+	o.mu.Lock()
+	readings := slices.Collect(maps.Values(o.readings))
+	o.mu.Unlock()
+	for _, reading := range readings {
+		if err := waitFor(ctx, reading.done); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setOwn sets the module that the callers of w, a process of p for one Member, see in place of the
+// one that p serves. They see that one again if m is nil, and after the end of w.
+func (r *Registry) setOwn(p *pool, w *Worker, m *Module) {
+	member := w.owner.Member
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	isGone := m != nil && !w.alive()
+	isSame := m == nil && r.own[member][p] == nil
+	if isGone || isSame || member == nil { // deliveries have no Member, and the view of everything
+		return
+	}
+	own := make(map[*pool]*Module)
+	maps.Copy(own, r.own[member])
+	own[p] = m
+	maps.DeleteFunc(own, func(_ *pool, m *Module) bool { return m == nil })
+	all := make(ownModules)
+	maps.Copy(all, r.own)
+	all[member] = own
+	maps.DeleteFunc(all, func(_ context.Context, own map[*pool]*Module) bool { return len(own) == 0 })
+	r.own = all
+	r.publishSoon()
+}
+
 // fail records why the newest version can't be hosted.
 func (o *moduleOwner) fail(err error) {
 	if why := explain(err); why != o.reported {
@@ -478,7 +543,7 @@ func (o *moduleOwner) addParts(p *pool, w *Worker, paths []string) {
 	}
 	o.loaded.Store(newParts(slices.Concat(last.Paths, paths)))
 	if o.latest.Load().pool == p {
-		o.listsChanged(p, w)
+		o.listsChanged(p, w, false)
 	}
 }
 
@@ -490,9 +555,10 @@ func (o *moduleOwner) tryAgain(wait time.Duration) {
 }
 
 // checkCurrent returns nil if p serves the newest version, or if usher does not follow changes. p
-// is nil if no version is served. If the source file has changed since the last scan, checkCurrent scans the workspace. A file
-// that is gone does not count as changed: scans notice its removal. The error is errRetired if a
-// newer version is ready or pending, else the reason why that can't be hosted.
+// is nil if no version is served. If the source file has changed since the last scan, checkCurrent
+// scans the workspace. A file that is gone does not count as changed: scans notice its removal. The
+// error is errRetired if a newer version is ready or pending, else the reason why that can't be
+// hosted.
 func (o *moduleOwner) checkCurrent(p *pool) error {
 	r := o.registry
 	if p != nil && (!r.Watch || r.Approved != "") {
@@ -542,24 +608,6 @@ func faultLine(details, file string) string {
 	return "see usher modules"
 }
 
-// ---- What a module offers
-
-// manifest is everything that a module offers. It is cached.
-type manifest struct {
-	Key       string                       // see cacheKey
-	Lists     map[string][]json.RawMessage // its MCP definitions, by the keys of listMethods
-	About     string                       // one sentence, "" for none
-	Problems  []string                     // for the module's author
-	Stateless bool                         // it speaks a revision without sessions
-	Parts     parts
-}
-
-// hash returns a hash of the manifest without its parts.
-func (m manifest) hash() string {
-	m.Parts = parts{}
-	return hashOf(string(marshal(m)))
-}
-
 // newModule returns the module that a pool serves, if that offers what the manifest says.
 func newModule(p *pool, offered *manifest) *Module {
 	m := &Module{source: p.source, manifest: *offered, pool: p}
@@ -581,150 +629,6 @@ func newModule(p *pool, offered *manifest) *Module {
 		m.Problems = append(m.Problems, "no methods: usher new writes a module with some")
 	}
 	return m
-}
-
-// introspect asks the first process of a version for its lists. The process then waits for calls,
-// unless more modules are about to be introspected: they might be a thousand.
-func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
-	r := o.registry
-	defer catch(o.log, &err)
-	slot := &slot[Kind]{counter: &r.introspecting, key: p.Kind}
-	if p.Kind == kindGo {
-		slot.counter = &r.building
-	}
-	defer slot.release()
-	if err := waitFor(p.ctx, slot.grant()); err != nil {
-		return nil, err
-	}
-	if p.shell != nil {
-		return p.shell.introspect(p.ctx)
-	}
-	m, err = p.introspect(p.readSettled)
-	if slot.counter.busy() {
-		p.reap(time.Now(), 1)
-	}
-	return m, err
-}
-
-// readSettled reads the lists of a new process. Some servers register the rest of their tools only
-// once they know their client.
-func (p *pool) readSettled(w *Worker) (*manifest, error) {
-	if bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
-		pauseFor(p.ctx, settleTime)
-	}
-	return readManifest(p.ctx, w)
-}
-
-// readAgain reads the lists of a process of p. If the process serves only one Member and its lists
-// differ from those that are served, readAgain introspects a new process: names from one claim's
-// process must not reach other claims.
-func (o *moduleOwner) readAgain(p *pool, w *Worker) (m *manifest, err error) {
-	defer catch(o.log, &err)
-	pauseFor(p.ctx, revisionInterval) // more changes are likely to follow
-	m, err = readManifest(p.ctx, w)
-	if err != nil || !p.perSession {
-		return m, err
-	}
-	m.Key = p.cacheKey()
-	if m.hash() != p.offers {
-		return o.introspect(p)
-	}
-	return m, nil
-}
-
-// listMethods are the methods that list what a module offers.
-var listMethods = map[string]string{
-	"tools":             "tools/list",
-	"prompts":           "prompts/list",
-	"resources":         "resources/list",
-	"resourceTemplates": "resources/templates/list",
-}
-
-// readManifest asks a process for everything that it offers. If the process
-// can't list its prompts or resources, readManifest adds a problem, and the module is
-// hosted with its tools.
-func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	extensions := members(w.capability("experimental"))
-	m := &manifest{
-		Lists:     make(map[string][]json.RawMessage),
-		About:     firstSentence(w.info.text("instructions")),
-		Stateless: w.stateless,
-	}
-	// usher's own runtimes list here the functions that they can't offer.
-	_ = json.Unmarshal(extensions.object("usher/problems").get("problems"), &m.Problems)
-	for _, key := range sortedKeys(listMethods) {
-		items, err := w.list(ctx, key)
-		answered, ok := errors.AsType[*rpcError](err)
-		switch {
-		case ok && answered.Code == codeNoMethod: // a server may have resources and no templates
-		case err != nil && (key == "tools" || !ok): // the lists of a process that ended say nothing
-			return nil, err
-		case err != nil:
-			m.Problems = append(m.Problems, err.Error())
-		}
-		for _, item := range items {
-			if err := checkDefinition(key, item); err != nil {
-				m.Problems = append(m.Problems, err.Error())
-			} else {
-				m.Lists[key] = append(m.Lists[key], item)
-			}
-		}
-	}
-	return m, nil
-}
-
-// checkDefinition returns an error if MCP's schema forbids a definition in the list under
-// key. Clients would refuse the whole list because of it.
-func checkDefinition(key string, item json.RawMessage) error {
-	definition := members(item)
-	name := definition.text("name")
-	missing := ""
-	switch {
-	case name == "":
-		missing = "name"
-	case key == "resources" && definition.text("uri") == "":
-		missing = "uri"
-	case key == "resourceTemplates" && definition.text("uriTemplate") == "":
-		missing = "uriTemplate"
-	case key == "tools" && definition.object("inputSchema").text("type") != "object":
-		missing = `inputSchema of "type": "object"`
-	default:
-		return nil
-	}
-	return fmt.Errorf("%s: %s is left out: it has no %s", listMethods[key], cmp.Or(name, "an item"), missing)
-}
-
-// list returns the whole list under a key of listMethods, read page by page. The list of a
-// module without the capability is empty.
-func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error) {
-	method := listMethods[key]
-	capability, _, _ := strings.Cut(method, "/")
-	if w.capability(capability) == nil {
-		return nil, nil
-	}
-	var all []json.RawMessage
-	params := object{}
-	for size := 0; size < maxList; {
-		result, err := w.request(ctx, Caller{}, method, params, 0, nil)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", method, err)
-		}
-		size += result.size()
-		list := result.get(key)
-		page := items(list)
-		if page == nil && !isNull(list) {
-			return nil, fmt.Errorf("%s: the answer has no list %q", method, key)
-		}
-		all = append(all, page...)
-		cursor := result.get("nextCursor")
-		if isNull(cursor) {
-			return all, nil
-		}
-		params = object{{"cursor", cursor}}
-	}
-	return nil, rpcErrorf(codeInternal, "%s: the list is larger than %s", method, formatSize(maxList))
 }
 
 // ---- The cache

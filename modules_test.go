@@ -345,23 +345,32 @@ func TestFailedListHidesNoTools(t *testing.T) {
 	}
 }
 
-// A tool that a session's process adds is added for nobody else. usher looks again at what
-// a new process has.
+// What a session's process adds is for that session, at once and until the process ends. If
+// processes offer more from their start, all sessions see it.
 func TestListsBelongToProcesses(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	tools := func(more string) {
-		write(t, dir+"/tools", `[{"Name":"grow","Does":"grow"}`+more+"]")
+		const both = `[{"Name":"grow","Does":"grow"},{"Name":"crash","Does":"crash"}`
+		write(t, dir+"/tools", both+more+"]")
 	}
 	tools("")
 	writeFake(t, dir+"/own.usher", "good toolsIn="+dir+"/tools")
 	writeShared(t, dir, "shared", "good tools=grow")
-	c := connect(t, startDaemon(t, dir).URL)
-	c.awaitTools("own_grow", "shared_grow")
+	d := startDaemon(t, dir)
+	c, other := connect(t, d.URL), connect(t, d.URL)
+	c.awaitTools("own_crash", "own_grow", "shared_grow")
 	tools(`,{"Name":"late"}`)
+	events, _ := c.listen()
 	check(t, "failure", c.call("own_grow", "").failure()+
 		c.call("shared_grow", "").failure(), "")
-	c.awaitTools("own_grow", "own_late", "shared_extra1", "shared_grow")
+	check(t, "a call of the new tool at once", c.call("own_extra1", "").failure(), "")
+	wantEvent(t, events, changedTools)
+	c.awaitTools("own_crash", "own_extra1", "own_grow", "own_late", "shared_extra1", "shared_grow")
+	other.awaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
+	checkContains(t, "another session's call of it", other.call("own_extra1", "").failure(), "unknown tool")
+	c.call("own_crash", "")
+	c.awaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
 }
 
 // An edit of a .mcp.json restarts the changed entries only. Half an edit changes nothing.

@@ -44,7 +44,7 @@ func (s *Server) follow(
 // whose claim has ended is notified of nothing.
 func (s *Server) announce(from admission) {
 	if scope, err := s.gate.Scope(from.principal); err == nil {
-		from.session.notifyChanges(s.modules.View(scope))
+		from.session.notifyChanges(s.modules.ViewOf(scope, from.member))
 	}
 }
 

@@ -73,7 +73,7 @@ func (b *bubble) start(t *testing.T) {
 	stopping, stop := context.WithCancel(context.Background())
 	stopped, cancelCalls := context.WithCancel(context.Background())
 	b.server = newServer(serverConfig{
-		modules:  fixedRegistry(newCatalog([]*Module{b.m})),
+		modules:  fixedRegistry(newCatalog([]*Module{b.m}, nil)),
 		gate:     newGate(claims, newSessionKey(), false, log),
 		memory:   newMemory(1<<20, strangers),
 		log:      log,

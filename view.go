@@ -44,29 +44,48 @@ type Module struct {
 // Catalog is an immutable set of modules. Safe for concurrent use.
 type Catalog struct {
 	modules []*Module // sorted by source and name
+	own     ownModules
 
 	mu    sync.Mutex
-	views map[Scope]*View
+	views map[viewKey]*View
+}
+
+// ownModules are, by Caller.Member, the modules whose process for that Member offers other things
+// than the module does: each by the pool of the module whose place it takes in views.
+type ownModules map[context.Context]map[*pool]*Module
+
+// viewKey identifies a view of a catalog.
+type viewKey struct {
+	scope  Scope
+	member context.Context // nil unless its callers have own modules
 }
 
 // newCatalog returns a catalog of the modules, which it sorts.
-func newCatalog(modules []*Module) *Catalog {
+func newCatalog(modules []*Module, own ownModules) *Catalog {
 	slices.SortFunc(modules, func(a, b *Module) int { return strings.Compare(a.key(), b.key()) })
-	return &Catalog{modules: modules, views: make(map[Scope]*View)}
+	return &Catalog{modules: modules, own: own, views: make(map[viewKey]*View)}
 }
 
-// View returns the part of the catalog that scope contains. View builds it at the first
-// request, and keeps at most maxViews views.
-func (c *Catalog) View(scope Scope) *View {
+// View returns the part of the catalog that scope contains, as callers without a process see it.
+func (c *Catalog) View(scope Scope) *View { return c.ViewOf(scope, nil) }
+
+// ViewOf returns the part of the catalog that scope contains, as the callers with a Member see it:
+// with what their own processes offer. ViewOf builds it at the first request, and keeps at most
+// maxViews views.
+func (c *Catalog) ViewOf(scope Scope, member context.Context) *View {
+	if c.own[member] == nil {
+		member = nil
+	}
+	key := viewKey{scope, member}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.views[scope] == nil {
+	if c.views[key] == nil {
 		if len(c.views) >= maxViews { // most are of claims that have ended
 			clear(c.views)
 		}
-		c.views[scope] = newView(c, scope)
+		c.views[key] = newView(c, scope, c.own[member])
 	}
-	return c.views[scope]
+	return c.views[key]
 }
 
 // View is the set of modules inside one scope, with the names they have there. Immutable.
@@ -125,8 +144,9 @@ func (m ViewModule) offer(byURI map[string][]*Item, uri string) {
 	}
 }
 
-// newView selects the modules inside a scope. No other function does.
-func newView(c *Catalog, scope Scope) *View {
+// newView selects the modules inside a scope, each replaced by its entry in own, if it has one. No
+// other function does.
+func newView(c *Catalog, scope Scope, own map[*pool]*Module) *View {
 	v := &View{
 		catalog:      c,
 		scope:        scope,
@@ -140,7 +160,8 @@ func newView(c *Catalog, scope Scope) *View {
 		return m.Name == "" || !scope.Contains(m.Source)
 	})
 	for i, label := range labels(inside, scope) {
-		v.Modules = append(v.Modules, ViewModule{label, inside[i]})
+		m := cmp.Or(own[inside[i].pool], inside[i])
+		v.Modules = append(v.Modules, ViewModule{label, m})
 	}
 	v.addResources()
 	slices.SortStableFunc(v.Modules, func(a, b ViewModule) int { return strings.Compare(a.Label, b.Label) })

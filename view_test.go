@@ -11,7 +11,7 @@ import (
 
 // A catalog keeps at most maxViews views.
 func TestViewsAreForgotten(t *testing.T) {
-	c := newCatalog(nil)
+	c := newCatalog(nil, nil)
 	for n := range 2 * maxViews {
 		c.View(scopeDir(fmt.Sprint("/w/", n)))
 	}
@@ -48,7 +48,7 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 			m.Methods = append(m.Methods, method)
 		}
 	}
-	catalog := newCatalog([]*Module{c, b, a})
+	catalog := newCatalog([]*Module{c, b, a}, nil)
 	owner := func(scope Scope, uri string) string {
 		item := catalog.View(scope).Lookup("resources", uri)
 		if item == nil {

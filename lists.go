@@ -1,0 +1,227 @@
+// Lists: what a module offers, and what its processes offer. usher reads the lists of a process
+// when it introspects the module, when another process starts, and when a process announces a
+// change. What a process for one Member offers is for the callers of that process only.
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// manifest is everything that a module offers. It is cached.
+type manifest struct {
+	Key       string                       // see cacheKey
+	Lists     map[string][]json.RawMessage // its MCP definitions, by the keys of listMethods
+	About     string                       // one sentence, "" for none
+	Problems  []string                     // for the module's author
+	Stateless bool                         // it speaks a revision without sessions
+	Parts     parts
+}
+
+// addsTo reports whether the manifest lists something that old does not list, by name or URI.
+func (m *manifest) addsTo(old *manifest) bool {
+	identify := func(item json.RawMessage) string {
+		definition := members(item)
+		return cmp.Or(definition.text("uri"), definition.text("name"))
+	}
+	for list, items := range m.Lists {
+		known := make(map[string]bool)
+		for _, item := range old.Lists[list] {
+			known[identify(item)] = true
+		}
+		isNew := func(item json.RawMessage) bool { return !known[identify(item)] }
+		if slices.ContainsFunc(items, isNew) {
+			return true
+		}
+	}
+	return false
+}
+
+// hash returns a hash of the manifest without its parts.
+func (m manifest) hash() string {
+	m.Parts = parts{}
+	return hashOf(string(marshal(m)))
+}
+
+// introspect asks the first process of a version for its lists. The process then waits for calls,
+// unless more modules are about to be introspected: they might be a thousand.
+func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
+	r := o.registry
+	defer catch(o.log, &err)
+	slot := &slot[Kind]{counter: &r.introspecting, key: p.Kind}
+	if p.Kind == kindGo {
+		slot.counter = &r.building
+	}
+	defer slot.release()
+	if err := waitFor(p.ctx, slot.grant()); err != nil {
+		return nil, err
+	}
+	if p.shell != nil {
+		return p.shell.introspect(p.ctx)
+	}
+	m, err = p.introspect(p.readSettled)
+	if slot.counter.busy() {
+		p.reap(time.Now(), 1)
+	}
+	return m, err
+}
+
+// readSettled reads the lists of a new process. Some servers register the rest of their tools only
+// once they know their client.
+func (p *pool) readSettled(w *Worker) (*manifest, error) {
+	if bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
+		pauseFor(p.ctx, settleTime)
+	}
+	return readManifest(p.ctx, w)
+}
+
+// listMethods are the methods that list what a module offers.
+var listMethods = map[string]string{
+	"tools":             "tools/list",
+	"prompts":           "prompts/list",
+	"resources":         "resources/list",
+	"resourceTemplates": "resources/templates/list",
+}
+
+// readManifest asks a process for everything that it offers. If the process
+// can't list its prompts or resources, readManifest adds a problem, and the module is
+// hosted with its tools.
+func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	extensions := members(w.capability("experimental"))
+	m := &manifest{
+		Lists:     make(map[string][]json.RawMessage),
+		About:     firstSentence(w.info.text("instructions")),
+		Stateless: w.stateless,
+	}
+	// usher's own runtimes list here the functions that they can't offer.
+	_ = json.Unmarshal(extensions.object("usher/problems").get("problems"), &m.Problems)
+	for _, key := range sortedKeys(listMethods) {
+		items, err := w.list(ctx, key)
+		answered, ok := errors.AsType[*rpcError](err)
+		switch {
+		case ok && answered.Code == codeNoMethod: // a server may have resources and no templates
+		case err != nil && (key == "tools" || !ok): // the lists of a process that ended say nothing
+			return nil, err
+		case err != nil:
+			m.Problems = append(m.Problems, err.Error())
+		}
+		for _, item := range items {
+			if err := checkDefinition(key, item); err != nil {
+				m.Problems = append(m.Problems, err.Error())
+			} else {
+				m.Lists[key] = append(m.Lists[key], item)
+			}
+		}
+	}
+	return m, nil
+}
+
+// checkDefinition returns an error if MCP's schema forbids a definition in the list under
+// key. Clients would refuse the whole list because of it.
+func checkDefinition(key string, item json.RawMessage) error {
+	definition := members(item)
+	name := definition.text("name")
+	missing := ""
+	switch {
+	case name == "":
+		missing = "name"
+	case key == "resources" && definition.text("uri") == "":
+		missing = "uri"
+	case key == "resourceTemplates" && definition.text("uriTemplate") == "":
+		missing = "uriTemplate"
+	case key == "tools" && definition.object("inputSchema").text("type") != "object":
+		missing = `inputSchema of "type": "object"`
+	default:
+		return nil
+	}
+	return fmt.Errorf("%s: %s is left out: it has no %s", listMethods[key], cmp.Or(name, "an item"), missing)
+}
+
+// list returns the whole list under a key of listMethods, read page by page. The list of a
+// module without the capability is empty.
+func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error) {
+	method := listMethods[key]
+	capability, _, _ := strings.Cut(method, "/")
+	if w.capability(capability) == nil {
+		return nil, nil
+	}
+	var all []json.RawMessage
+	params := object{}
+	for size := 0; size < maxList; {
+		result, err := w.request(ctx, Caller{}, method, params, 0, nil)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", method, err)
+		}
+		size += result.size()
+		list := result.get(key)
+		page := items(list)
+		if page == nil && !isNull(list) {
+			return nil, fmt.Errorf("%s: the answer has no list %q", method, key)
+		}
+		all = append(all, page...)
+		cursor := result.get("nextCursor")
+		if isNull(cursor) {
+			return all, nil
+		}
+		params = object{{"cursor", cursor}}
+	}
+	return nil, rpcErrorf(codeInternal, "%s: the list is larger than %s", method, formatSize(maxList))
+}
+
+// ---- Changes
+
+// reading reads the lists of a process, because they may have changed.
+type reading struct {
+	again bool          // they may have changed since the last attempt began
+	done  chan struct{} // closed at the end
+}
+
+// listsChanged reports that the lists of w, a process of p, may have changed. They are read soon,
+// at most once per readInterval. isNew says that the process has just started.
+func (o *moduleOwner) listsChanged(p *pool, w *Worker, isNew bool) {
+	o.do(func() {
+		r := o.readings[w]
+		if r != nil {
+			r.again = true
+			return
+		}
+		r = &reading{done: make(chan struct{})}
+		o.readings[w] = r
+		o.registry.running.Go(func() { o.read(p, w, r, isNew) })
+	})
+}
+
+// read reads the lists of a process until they have not changed meanwhile.
+func (o *moduleOwner) read(p *pool, w *Worker, r *reading, isNew bool) {
+	defer close(r.done)
+	defer catch(o.log, nil)
+	for again := true; again; {
+		pauseFor(w.ctx, readInterval) // more changes are likely to follow
+		o.do(func() { r.again = false })
+		m, err := readManifest(p.ctx, w)
+		if err == nil {
+			m.Key = p.cacheKey()
+			m.Parts = *o.loaded.Load()
+		}
+		again = false
+		o.do(func() {
+			if err == nil {
+				o.offer(p, w, m, isNew)
+			}
+			again = r.again && w.alive()
+			if !again {
+				delete(o.readings, w)
+			}
+		})
+	}
+}
