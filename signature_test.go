@@ -5,11 +5,14 @@
 package main
 
 import (
+	"crypto/ed25519"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
 	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -157,11 +160,13 @@ func TestNearlySignedIsUnsigned(t *testing.T) {
 	for scheme, rows := range map[string]map[bool]rows{
 		"github": {
 			true: {
-				"the second": hub + "0\n" + good["github"][0],
+				"the second":  hub + "0\n" + good["github"][0],
+				"no word":     "X-Hub-Signature-256: " + gitHub,
+				"with spaces": hub + "0 ;, " + gitHub,
 			},
 			false: {
-				"no prefix":        "X-Hub-Signature-256: " + gitHub,
 				"another scheme's": good["stripe"][0],
+				"another word":     hub + "0=" + gitHub,
 			},
 		},
 		"stripe": {
@@ -170,18 +175,19 @@ func TestNearlySignedIsUnsigned(t *testing.T) {
 					otherStripe + ",v1=" + stripe,
 			},
 			false: {
-				"no time":               "Stripe-Signature: v1=" + stripe,
-				"no signature":          "Stripe-Signature: t=" + unix,
-				"the test scheme alone": "Stripe-Signature: t=" + unix + ",v0=" + stripe,
-				"another time":          "Stripe-Signature: t=1700000001,v1=" + stripe,
+				"no time":      "Stripe-Signature: v1=" + stripe,
+				"no signature": "Stripe-Signature: t=" + unix,
+				"another time": "Stripe-Signature: t=1700000001,v1=" + stripe,
+				"the second of two times": "Stripe-Signature: t=1700000001,t=" + unix +
+					",v1=" + stripe,
 				"a time that is a word": "Stripe-Signature: t=now,v1=" + noTime,
 			},
 		},
 		"slack": {
 			true: {},
 			false: {
-				"another version": atSlack + "\nX-Slack-Signature: v1=" + slack,
-				"another time":    "X-Slack-Request-Timestamp: 1700000001\n" + good["slack"][1],
+				"half a signature": atSlack + "\nX-Slack-Signature: v0=" + slack[:32],
+				"another time":     "X-Slack-Request-Timestamp: 1700000001\n" + good["slack"][1],
 			},
 		},
 		"standard": {
@@ -192,9 +198,7 @@ func TestNearlySignedIsUnsigned(t *testing.T) {
 				"the headers of Svix": svix,
 			},
 			false: {
-				"no id":                    strings.Join(good["standard"][1:], "\n"),
-				"another version alone":    atStandard + "webhook-signature: v2," + standard,
-				"two with a comma between": atStandard + other + ",v1," + standard,
+				"no id": strings.Join(good["standard"][1:], "\n"),
 				"another id": "webhook-id: msg_2\n" +
 					strings.Join(good["standard"][1:], "\n"),
 				"an id that contains the time": "webhook-id: msg_1." + unix +
@@ -313,8 +317,8 @@ func TestSignatureOrSecret(t *testing.T) {
 									a.Header.Get(requestIDHeader))
 								line, _, _ = strings.Cut(line, "\n")
 								why := reasons[how]
-								if unknown {
-									why = "no valid secret or accepted signature"
+								if unknown && !row.accept {
+									why = "-accept-signatures"
 								}
 								to := "path=m/handle_" + scheme
 								checkContains(t, what+": the log", line, to, why, "status=401")
@@ -362,6 +366,167 @@ func TestSignatureOrSecret(t *testing.T) {
 	}
 }
 
+// providers says how the providers of docs/webhooks.md sign, by their own documents: the headers
+// of a delivery, where HEX(…) and BASE64(…) are HMACs with the key. ID and TIME are the delivery's.
+var providers = map[string]string{
+	"GitHub":                "X-Hub-Signature-256: sha256=HEX(BODY)",
+	"Gitea, Forgejo":        "X-Gitea-Signature: HEX(BODY)\nX-Hub-Signature-256: sha256=HEX(BODY)",
+	"Bitbucket, Jira Cloud": "X-Hub-Signature: sha256=HEX(BODY)",
+	"GitLab, signing token": standardSigned,
+	"GitLab, secret token":  "X-Gitlab-Token: KEY",
+	"Meta, WhatsApp":        "X-Hub-Signature: sha1=00\nX-Hub-Signature-256: sha256=HEX(BODY)",
+	"Stripe":                "Stripe-Signature: t=TIME,v1=00,v1=HEX(TIME.BODY),v0=00",
+	"Slack":                 "X-Slack-Request-Timestamp: TIME\nX-Slack-Signature: v0=HEX(v0:TIME:BODY)",
+	"Clerk, Resend, Svix":   strings.ReplaceAll(standardSigned, "webhook-", "svix-"),
+	"OpenAI, Replicate":     standardSigned,
+	"Supabase Auth":         standardSigned,
+	"Hugging Face":          "X-Webhook-Secret: KEY",
+	"Shopify":               "X-Shopify-Hmac-Sha256: BASE64(BODY)",
+	"WooCommerce":           "X-WC-Webhook-Signature: BASE64(BODY)",
+	"Linear":                "Linear-Signature: HEX(BODY)",
+	"Lemon Squeezy":         "X-Signature: HEX(BODY)",
+	"Sentry":                "Sentry-Hook-Signature: HEX(BODY)",
+	"ClickUp":               "X-Signature: HEX(BODY)",
+	"Cal.com":               "X-Cal-Signature-256: HEX(BODY)",
+	"Dropbox":               "X-Dropbox-Signature: HEX(BODY)",
+	"Asana":                 "X-Hook-Signature: HEX(BODY)",
+	"Notion":                "X-Notion-Signature: sha256=HEX(BODY)",
+	"Typeform":              "Typeform-Signature: sha256=BASE64(BODY)",
+	"PagerDuty":             "X-PagerDuty-Signature: v1=00,v1=HEX(BODY)",
+	"CircleCI":              "circleci-signature: v1=HEX(BODY),v2=00",
+	"Razorpay":              "X-Razorpay-Signature: HEX(BODY)",
+	"LINE":                  "X-Line-Signature: BASE64(BODY)",
+	"Telegram":              "X-Telegram-Bot-Api-Secret-Token: KEY",
+	"Documenso":             "X-Documenso-Secret: KEY",
+	"Buildkite":             "X-Buildkite-Token: KEY",
+	"Calendly":              "Calendly-Webhook-Signature: t=TIME,v1=HEX(TIME.BODY)",
+	"ElevenLabs":            "ElevenLabs-Signature: t=TIME,v0=HEX(TIME.BODY)",
+	"Paddle":                "Paddle-Signature: ts=TIME;h1=HEX(TIME:BODY)",
+	"Zoom":                  "x-zm-request-timestamp: TIME\nx-zm-signature: v0=HEX(v0:TIME:BODY)",
+	"Discord":               "X-Signature-Timestamp: TIME\nX-Signature-Ed25519: ED25519(TIMEBODY)",
+}
+
+const standardSigned = "webhook-id: ID\nwebhook-timestamp: TIME\n" +
+	"webhook-signature: v1,AAAA v1,BASE64(ID.TIME.BODY)"
+
+// providerSigned returns the headers of a delivery of a provider. The raw key signs, and the
+// variable contains what providerKey makes of it.
+func providerSigned(form, key, body string, at time.Time) []string {
+	text := strings.NewReplacer("KEY", key, "ID", "msg_1", "TIME", strconv.FormatInt(at.Unix(), 10))
+	form = regexp.MustCompile(`(HEX|BASE64|ED25519)\(.*?\)`).ReplaceAllStringFunc(form, func(call string) string {
+		kind, message, _ := strings.Cut(strings.TrimSuffix(call, ")"), "(")
+		message = strings.ReplaceAll(text.Replace(message), "BODY", body)
+		switch kind {
+		case "HEX":
+			return hex.EncodeToString(hmacOf(key, message))
+		case "BASE64":
+			return base64.StdEncoding.EncodeToString(hmacOf(key, message))
+		}
+		return hex.EncodeToString(ed25519.Sign(privateKey(key), []byte(message)))
+	})
+	return strings.Split(text.Replace(form), "\n")
+}
+
+func privateKey(key string) ed25519.PrivateKey {
+	seed := sha256.Sum256([]byte(key))
+	return ed25519.NewKeyFromSeed(seed[:])
+}
+
+// providerKey returns the value of a variable for a raw key, as a provider shows it.
+func providerKey(line, name, key string) string {
+	switch {
+	case name == "Supabase Auth":
+		return "v1,whsec_" + base64.StdEncoding.EncodeToString([]byte(key))
+	case strings.Contains(line, " standard "):
+		return "whsec_" + base64.StdEncoding.EncodeToString([]byte(key))
+	case strings.Contains(line, " discord "):
+		return hex.EncodeToString(privateKey(key).Public().(ed25519.PublicKey))
+	}
+	return key
+}
+
+// providerRow matches a row of the table of providers that usher can verify.
+var providerRow = regexp.MustCompile("(?m)^\\| ([^|`]*) \\| `(@signature [^`]* (\\w+))` \\|")
+
+// The line of each provider in docs/webhooks.md accepts what the provider signs, also instead of
+// the secret, and nothing else. No refusal says whether the path exists, or which key is right.
+func TestSignatureOfEachProvider(t *testing.T) {
+	long(t)
+	rows := providerRow.FindAllStringSubmatch(string(readFile(t, "docs/webhooks.md")), -1)
+	check(t, "rows of the table", len(rows), len(providers))
+	env := map[string]string{webhookSecretVar: testSecret}
+	var tools []fakeTool
+	for i, row := range rows {
+		env[row[3]] = providerKey(row[2], row[1], "key-of-"+row[3])
+		tools = append(tools, fakeTool{Name: fmt.Sprint("handle", i), Doc: row[2]})
+	}
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", tools...)
+	d := daemonOptions{env: env}.startReady(t, dir, "-accept-signatures")
+	refusal := d.deliver(t, "no/such/path", `{}`).Body
+	for i, row := range rows {
+		t.Run(row[1], func(t *testing.T) {
+			form, key, path := providers[row[1]], "key-of-"+row[3], fmt.Sprint("m/handle", i)
+			const body = `{"a":"é"}`
+			now := time.Now()
+			a := d.deliver(t, path, body, providerSigned(form, key, body, now)...)
+			wantStatus(t, "well signed", a, 200)
+			check(t, "arguments", without(a.Body, webhookParam), body)
+			checkOmits(t, "what the method gets", a.Body, key)
+			refused := map[string][]string{
+				"by another key": providerSigned(form, "x"+key, body, now),
+				"not at all":     {"X-Nothing: x"},
+			}
+			if !strings.Contains(form, "KEY") {
+				refused["another body"] = providerSigned(form, key, body+" ", now)
+			}
+			if strings.Contains(form, "TIME") {
+				refused["long ago"] = providerSigned(form, key, body, now.Add(-6*time.Minute))
+				refused["later"] = providerSigned(form, key, body, now.Add(6*time.Minute))
+			}
+			for how, headers := range refused {
+				a := d.deliver(t, path, body, headers...)
+				wantStatus(t, "signed "+how, a, 401)
+				check(t, "refusal of a delivery signed "+how, a.Body, refusal)
+			}
+		})
+	}
+}
+
+// usher itself answers the requests by which Zoom and Discord test the URL, if they are signed.
+func TestSignatureChallenges(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher",
+		fakeTool{Name: "handleZoom", Doc: "@signature zoom ZOOM_WEBHOOK_SECRET"},
+		fakeTool{Name: "handleDiscord", Doc: "@signature discord DISCORD_SIGNING_SECRET"})
+	env := map[string]string{
+		"ZOOM_WEBHOOK_SECRET":    "k",
+		"DISCORD_SIGNING_SECRET": providerKey(" discord ", "", "k"),
+	}
+	d := daemonOptions{env: env}.startReady(t, dir)
+	const challenge = `{"event":"endpoint.url_validation","payload":{"plainToken":"qgg8vlvZRS6UYooatFL8Aw"}}`
+	answer := `{"plainToken":"qgg8vlvZRS6UYooatFL8Aw","encryptedToken":"` +
+		hex.EncodeToString(hmacOf("k", "qgg8vlvZRS6UYooatFL8Aw")) + `"}`
+	for _, row := range []struct{ name, body, answer string }{
+		{"Zoom", challenge, answer},
+		{"Zoom", `{"event":"meeting.started"}`, ""},
+		{"Zoom", `{"type":1}`, ""},
+		{"Discord", `{"type":1}`, `{"type":1}`},
+		{"Discord", `{"type":2}`, ""},
+		{"Discord", challenge, ""},
+	} {
+		headers := providerSigned(providers[row.name], "k", row.body, time.Now())
+		a := d.deliver(t, "m/handle"+row.name, row.body, headers...)
+		if row.answer != "" {
+			wantAnswer(t, a, 200, isJSON, row.answer)
+		} else {
+			check(t, "what the method gets", without(a.Body, webhookParam), row.body)
+		}
+		checkError(t, "unsigned", d.deliver(t, "m/handle"+row.name, row.body), 401)
+	}
+}
+
 // A webhook that can't check what it was told to check is served to no one.
 func TestUnusableSignatureServesNobody(t *testing.T) {
 	long(t)
@@ -373,6 +538,9 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 		{"@signature github WH_UNSET_SIGNING_SECRET", "WH_UNSET_SIGNING_SECRET is not set"},
 		{"@signature\tgithub\tWH_EMPTY_SIGNING_SECRET", "WH_EMPTY_SIGNING_SECRET is not set"},
 		{"@signature standard WH_KEY_SIGNING_SECRET", "base64"},
+		{"@signature discord WH_KEY_SIGNING_SECRET", "64 hexadecimal digits"},
+		{"@signature token WH_KEY_SIGNING_SECRET", "such as @signature token X-Signature WH_KEY"},
+		{"@signature hmac X-Signature: WH_KEY_SIGNING_SECRET", "the name of a header"},
 	}
 	tools := []fakeTool{{Name: "handleRuns", Does: "runs"}}
 	for i, p := range problems {
