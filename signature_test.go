@@ -1,6 +1,5 @@
-// Tests of the signatures in webhook.go: the providers' published samples, requests that their own
-// libraries signed, near-valid signatures, and which senders usher admits by secret, by signature
-// or by both.
+// Tests of signature.go: the providers' published samples, deliveries signed as their documents say,
+// near-valid signatures, and which senders usher admits by secret, by signature or by both.
 
 package main
 
@@ -20,354 +19,8 @@ import (
 	"time"
 )
 
-// signed is the headers, as "Name: value", that sign a body by a scheme.
-func signed(scheme, key, body string, at time.Time) []string {
-	unix := strconv.FormatInt(at.Unix(), 10)
-	switch scheme {
-	case "github":
-		return []string{"X-Hub-Signature-256: " + gitHubSignature(key, body)}
-	case "stripe":
-		return []string{"Stripe-Signature: t=" + unix + ",v1=" +
-			hex.EncodeToString(hmacOf(key, unix+"."+body))}
-	case "slack":
-		return []string{"X-Slack-Request-Timestamp: " + unix,
-			"X-Slack-Signature: v0=" + hex.EncodeToString(hmacOf(key, "v0:"+unix+":"+body))}
-	case "standard":
-		raw, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(key, "whsec_"))
-		if err != nil {
-			panic(err)
-		}
-		return []string{"webhook-id: msg_1", "webhook-timestamp: " + unix,
-			"webhook-signature: v1," +
-				base64.StdEncoding.EncodeToString(hmacOf(string(raw), "msg_1."+unix+"."+body))}
-	}
-	panic(scheme)
-}
-
-// verifySigned verifies the signature of a body by a scheme and a key.
-func verifySigned(scheme, key string, h http.Header, body []byte, now time.Time) error {
-	rule, err := parseSignature("@signature "+scheme+" KEY_SIGNING_SECRET",
-		func(string) string { return key })
-	if err != nil {
-		return err
-	}
-	return rule.verify(h, body, now)
-}
-
-func isSigned(scheme, key string, h http.Header, body []byte, now time.Time) bool {
-	return verifySigned(scheme, key, h, body, now) == nil
-}
-
-func headerOf(lines ...string) http.Header {
-	h := http.Header{}
-	for _, l := range lines {
-		name, value, _ := strings.Cut(l, ": ")
-		h.Add(name, value)
-	}
-	return h
-}
-
-// The keys of the tests, in the form each scheme has them.
-var signatureKeys = map[string]string{
-	"github": "It's a Secret to Everybody", "stripe": "whsec_test_secret",
-	"slack":    "8f742231b10e8888abcd99yyyzzz85a5",
-	"standard": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
-}
-
-// slackBody is the request of Slack's "Verifying requests from Slack".
-const slackBody = "token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow" +
-	"&channel_id=G8PSS9T3V&channel_name=foobar" +
-	"&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=" +
-	"&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F" +
-	"397700885554%2F96rGlfmibIGlgcZRskXaIFfN" +
-	"&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c"
-
-// The samples that the providers publish are good, and nothing near them is.
-func TestSignaturePublishedVectors(t *testing.T) {
-	for _, row := range []struct {
-		scheme, body string
-		at           int64
-		headers      []string
-	}{
-		// GitHub, "Validating webhook deliveries".
-		{"github", "Hello, World!", 0, []string{
-			"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
-		// Bitbucket, "Manage webhooks".
-		{"github", "Hello World!", 0, []string{
-			"X-Hub-Signature: sha256=a4771c39fbe90f317c7824e83ddef3caae9cb3d976c214ace1f2937e133263c9"}},
-		// Gitea and Forgejo send their own header, and GitHub's SHA-1 too.
-		{"github", "Hello, World!", 0, []string{
-			"X-Gitea-Signature: 757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17",
-			"X-Hub-Signature: sha1=01dc10d0c83e72ed246219cdd91669667fe2ca59",
-			"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
-		// Stripe's own library for Node.js, stripe 23.1.0: generateTestHeaderString.
-		{"stripe", "{\"text\":\"é ☃\",\n \"a\" : 1}\n", 1700000000, []string{
-			"Stripe-Signature: t=1700000000," +
-				"v1=b89916e4d9501dd75bf1ed032f65c6726aad6455694324984f36ec604846d6bb"}},
-		// Slack, "Verifying requests from Slack".
-		{"slack", slackBody, 1531420618, []string{"X-Slack-Request-Timestamp: 1531420618",
-			"X-Slack-Signature: v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"}},
-		// Standard Webhooks, the specification's reference libraries.
-		{"standard", `{"test": 2432232314}`, 1614265330,
-			[]string{"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek",
-				"webhook-timestamp: 1614265330",
-				"webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="}},
-		// GitLab, "Webhooks", signing tokens: a request made as described there.
-		{"standard", `{"object_kind":"push"}`, 1700000000,
-			[]string{"webhook-id: f5ad3bd0-8a6f-4a5f-a8e0-3a4a30d3f3b1",
-				"webhook-timestamp: 1700000000",
-				"webhook-signature: v1,gSpu5yKdvw5+za+b7xuw8H4uvSm1uzwxzfMOoazT//g="}},
-	} {
-		key := signatureKeys[row.scheme]
-		now := time.Unix(row.at, 0)
-		must(t, verifySigned(row.scheme, key, headerOf(row.headers...), []byte(row.body), now))
-		for i := range row.body {
-			body := []byte(row.body)
-			body[i] ^= 1
-			if verifySigned(row.scheme, key, headerOf(row.headers...), body, now) == nil {
-				t.Fatalf("%s: good with byte %d changed", row.scheme, i)
-			}
-		}
-		for _, key := range []string{"", "x", signatureKeys[row.scheme] + "x",
-			strings.ToUpper(signatureKeys[row.scheme])} {
-			good := isSigned(row.scheme, key, headerOf(row.headers...), []byte(row.body), now)
-			check(t, fmt.Sprintf("%s: good with the key %q", row.scheme, key), good, false)
-		}
-	}
-}
-
-// What is almost signed is not signed.
-func TestNearlySignedIsUnsigned(t *testing.T) {
-	now := time.Unix(1_700_000_000, 500_000_000)
-	const body = `{"a":1}`
-	const unix = "1700000000"
-	good := map[string][]string{}
-	for scheme, key := range signatureKeys {
-		good[scheme] = signed(scheme, key, body, now)
-	}
-	// The signatures alone, and one of the standard by another key.
-	gitHub := strings.TrimPrefix(good["github"][0], "X-Hub-Signature-256: sha256=")
-	_, stripe, _ := strings.Cut(good["stripe"][0], "v1=")
-	_, otherStripe, _ := strings.Cut(signed("stripe", "other", body, now)[0], "v1=")
-	slack := strings.TrimPrefix(good["slack"][1], "X-Slack-Signature: v0=")
-	standard := strings.TrimPrefix(good["standard"][2], "webhook-signature: v1,")
-	other := signed("standard", "whsec_b3RoZXI=", body, now)[2]
-	noTime := hex.EncodeToString(hmacOf(signatureKeys["stripe"], "now."+body))
-	const hub, atSlack = "X-Hub-Signature-256: sha256=", "X-Slack-Request-Timestamp: " + unix
-	atStandard := good["standard"][0] + "\n" + good["standard"][1] + "\n"
-	svix := strings.ReplaceAll(strings.Join(good["standard"], "\n"), "webhook-", "svix-")
-	type rows = map[string]string // headers, a line each, by what they are
-	for scheme, rows := range map[string]map[bool]rows{
-		"github": {
-			true: {
-				"the second":  hub + "0\n" + good["github"][0],
-				"no word":     "X-Hub-Signature-256: " + gitHub,
-				"with spaces": hub + "0 ;, " + gitHub,
-			},
-			false: {
-				"another scheme's": good["stripe"][0],
-				"another word":     hub + "0=" + gitHub,
-			},
-		},
-		"stripe": {
-			true: {
-				"the second of two": "Stripe-Signature: t=" + unix + ",v1=" +
-					otherStripe + ",v1=" + stripe,
-			},
-			false: {
-				"no time":      "Stripe-Signature: v1=" + stripe,
-				"no signature": "Stripe-Signature: t=" + unix,
-				"another time": "Stripe-Signature: t=1700000001,v1=" + stripe,
-				"the second of two times": "Stripe-Signature: t=1700000001,t=" + unix +
-					",v1=" + stripe,
-				"a time that is a word": "Stripe-Signature: t=now,v1=" + noTime,
-			},
-		},
-		"slack": {
-			true: {},
-			false: {
-				"half a signature": atSlack + "\nX-Slack-Signature: v0=" + slack[:32],
-				"another time":     "X-Slack-Request-Timestamp: 1700000001\n" + good["slack"][1],
-			},
-		},
-		"standard": {
-			true: {
-				"the second of two": atStandard + other + " v1," + standard,
-				"beside another version": atStandard +
-					"webhook-signature: v1a,xyz v1," + standard,
-				"the headers of Svix": svix,
-			},
-			false: {
-				"no id": strings.Join(good["standard"][1:], "\n"),
-				"another id": "webhook-id: msg_2\n" +
-					strings.Join(good["standard"][1:], "\n"),
-				"an id that contains the time": "webhook-id: msg_1." + unix +
-					"\nwebhook-timestamp: \n" +
-					good["standard"][2],
-				"Svix without a time": strings.Replace(svix, "svix-timestamp", "x", 1),
-			},
-		},
-	} {
-		rows[true]["as it should be"] = strings.Join(good[scheme], "\n")
-		rows[false]["no header"] = ""
-		rows[false]["another key's"] = strings.Join(signed(scheme, "b3RoZXI=", body, now), "\n")
-		for want, rows := range rows {
-			for what, headers := range rows {
-				t.Run(scheme+", "+what, func(t *testing.T) {
-					h := headerOf(strings.Split(headers, "\n")...)
-					err := verifySigned(scheme, signatureKeys[scheme], h, []byte(body), now)
-					check(t, fmt.Sprintf("good (%v)", err), err == nil, want)
-				})
-			}
-		}
-	}
-}
-
-// A signed time may be five minutes off.
-func TestSignatureIsRecent(t *testing.T) {
-	now := time.Unix(1_700_000_000, 500_000_000)
-	for _, scheme := range []string{"stripe", "slack", "standard"} {
-		for offset, good := range map[time.Duration]bool{
-			0: true, -299 * time.Second: true, 300 * time.Second: true,
-			-301 * time.Second: false,
-			301 * time.Second:  false,
-			24 * time.Hour:     false, -now.Sub(time.Unix(0, 0)): false,
-			-now.Sub(time.Unix(-5, 0)): false,
-			290 * 365 * 24 * time.Hour: false,
-		} {
-			headers := signed(scheme, signatureKeys[scheme], "x",
-				now.Add(offset).Truncate(time.Second))
-			got := isSigned(scheme, signatureKeys[scheme], headerOf(headers...),
-				[]byte("x"), now)
-			check(t, fmt.Sprintf("%s, signed %v off: good", scheme, offset), got, good)
-		}
-	}
-	for _, seconds := range []string{
-		"9223372036854775807", "-9223372036854775808", "1700000000 ", "0x6553f100",
-		"1_700_000_000", "",
-	} {
-		if checkRecent(seconds, now) == nil {
-			t.Errorf("%q is recent", seconds)
-		}
-	}
-}
-
-// signedModule has a method for each scheme, which is also its variable's name.
-func signedModule(t *testing.T) (dir string, env map[string]string) {
-	dir, env = t.TempDir(), map[string]string{}
-	tools := []fakeTool{{Name: "handlePlain"}, {Name: "handleRuns", Does: "runs"}}
-	for _, scheme := range sortedKeys(signatureKeys) {
-		name := "WH_" + strings.ToUpper(scheme) + "_SIGNING_SECRET"
-		env[name] = signatureKeys[scheme]
-		tools = append(tools, fakeTool{Name: "handle_" + scheme,
-			Doc: "Takes it.\n@signature " + scheme + " " + name + "\nAnd more."})
-	}
-	writeTools(t, dir+"/m.usher", tools...)
-	return dir, env
-}
-
-// With -accept-signatures, a signature replaces the secret. The secret never replaces a
-// signature.
-func TestSignatureOrSecret(t *testing.T) {
-	long(t)
-	dir, keys := signedModule(t)
-	base := t.TempDir()
-	const body = `{"a":1}`
-	sign := func(scheme, body string, at time.Time) []string {
-		return signed(scheme, signatureKeys[scheme], body, at)
-	}
-	reasons := map[string]string{
-		"badly":    "does not match",
-		"long ago": "timestamp",
-		"not":      "no signature",
-	}
-	for _, row := range []struct{ secret, accept bool }{{false, false}, {false, true},
-		{true, false}, {true, true}} {
-		t.Run(fmt.Sprintf("secret %v, -accept-signatures %v", row.secret, row.accept),
-			func(t *testing.T) {
-				env := maps.Clone(keys)
-				if row.secret {
-					env[webhookSecretVar] = testSecret
-				}
-				d := daemonOptions{base: base, env: env}.start(t, dir,
-					fmt.Sprint("-accept-signatures=", row.accept))
-				defer d.stop(t)
-				d.awaitReady(t)
-				ran := 0
-				for _, scheme := range sortedKeys(signatureKeys) {
-					for how, headers := range map[string][]string{
-						"well":     sign(scheme, body, time.Now()),
-						"badly":    sign(scheme, body+" ", time.Now()),
-						"long ago": sign(scheme, body, time.Now().Add(-time.Hour)),
-						"not":      nil,
-					} {
-						if scheme == "github" && how == "long ago" {
-							continue // its signatures have no time
-						}
-						for _, shows := range []string{"X-Nothing: x", shown, shown + "x"} {
-							what := fmt.Sprintf("%s, signed %s, showing %q", scheme, how, shows)
-							a := d.deliver(t, "m/handle_"+scheme, body,
-								append(slices.Clone(headers), shows)...)
-							// The secret never replaces a signature.
-							unknown := row.secret && shows != shown &&
-								(how == "not" || !row.accept)
-							if how != "well" || unknown {
-								checkError(t, what, a, 401)
-								_, line, _ := strings.Cut(d.Log.String(), "id="+
-									a.Header.Get(requestIDHeader))
-								line, _, _ = strings.Cut(line, "\n")
-								why := reasons[how]
-								if unknown && !row.accept {
-									why = "-accept-signatures"
-								}
-								to := "path=m/handle_" + scheme
-								checkContains(t, what+": the log", line, to, why, "status=401")
-								continue
-							}
-							ran++
-							wantStatus(t, what, a, 200)
-							check(t, what, without(a.Body, webhookParam), body)
-						}
-					}
-				}
-				got := 0
-				for scheme := range signatureKeys {
-					got += d.runs(t, "m", "handle_"+scheme)
-				}
-				check(t, "times the methods ran", got, ran)
-
-				// A signature admits to its own method only, and only by POST.
-				unless := func(status int) int {
-					if row.secret {
-						return 401
-					}
-					return status
-				}
-				signs := sign("github", `{}`, time.Now())
-				for path, status := range map[string]int{
-					"m/handlePlain":   200,
-					"m/nothing":       404,
-					"m/handle_stripe": 401,
-				} {
-					wantStatus(t, "GitHub's signature at "+path,
-						d.deliver(t, path, `{}`, signs...), unless(status))
-				}
-				a := d.send(t, "GET", "m/handle_github", "", sign("github", "", time.Now())...)
-				wantStatus(t, "GitHub's signature of a GET", a, unless(405))
-				if row.secret && row.accept { // a signed delivery is told what else is wrong
-					for kind, status := range map[string]int{"text/csv": 415, isJSON: 400} {
-						headers := append(sign("github", "[", time.Now()),
-							"Content-Type: "+kind)
-						wantStatus(t, kind+", signed",
-							d.send(t, "POST", "m/handle_github", "[", headers...), status)
-					}
-				}
-			})
-	}
-}
-
-// providers says how the providers of docs/webhooks.md sign, by their own documents: the headers
-// of a delivery, where HEX(…) and BASE64(…) are HMACs with the key. ID and TIME are the delivery's.
+// providers says how the providers of docs/webhooks.md sign, by their own documents. A form is the
+// headers of a delivery, in which HEX(…) and BASE64(…) are HMACs with the key. ID and TIME are the delivery's.
 var providers = map[string]string{
 	"GitHub":                "X-Hub-Signature-256: sha256=HEX(BODY)",
 	"Gitea, Forgejo":        "X-Gitea-Signature: HEX(BODY)\nX-Hub-Signature-256: sha256=HEX(BODY)",
@@ -409,13 +62,16 @@ var providers = map[string]string{
 const standardSigned = "webhook-id: ID\nwebhook-timestamp: TIME\n" +
 	"webhook-signature: v1,AAAA v1,BASE64(ID.TIME.BODY)"
 
-// providerSigned returns the headers of a delivery of a provider. The raw key signs, and the
-// variable contains what providerKey makes of it.
-func providerSigned(form, key, body string, at time.Time) []string {
+// signedText matches a signature in a form.
+var signedText = regexp.MustCompile(`(HEX|BASE64|ED25519)\(.*?\)`)
+
+// sign returns the headers of a form, as "Name: value", for a body. The raw key signs; the variable
+// contains what shownKey makes of it.
+func sign(form, key, body string, at time.Time) []string {
 	text := strings.NewReplacer("KEY", key, "ID", "msg_1", "TIME", strconv.FormatInt(at.Unix(), 10))
-	form = regexp.MustCompile(`(HEX|BASE64|ED25519)\(.*?\)`).ReplaceAllStringFunc(form, func(call string) string {
+	form = signedText.ReplaceAllStringFunc(text.Replace(form), func(call string) string {
 		kind, message, _ := strings.Cut(strings.TrimSuffix(call, ")"), "(")
-		message = strings.ReplaceAll(text.Replace(message), "BODY", body)
+		message = strings.ReplaceAll(message, "BODY", body)
 		switch kind {
 		case "HEX":
 			return hex.EncodeToString(hmacOf(key, message))
@@ -424,7 +80,7 @@ func providerSigned(form, key, body string, at time.Time) []string {
 		}
 		return hex.EncodeToString(ed25519.Sign(privateKey(key), []byte(message)))
 	})
-	return strings.Split(text.Replace(form), "\n")
+	return strings.Split(form, "\n")
 }
 
 func privateKey(key string) ed25519.PrivateKey {
@@ -432,17 +88,291 @@ func privateKey(key string) ed25519.PrivateKey {
 	return ed25519.NewKeyFromSeed(seed[:])
 }
 
-// providerKey returns the value of a variable for a raw key, as a provider shows it.
-func providerKey(line, name, key string) string {
-	switch {
-	case name == "Supabase Auth":
-		return "v1,whsec_" + base64.StdEncoding.EncodeToString([]byte(key))
-	case strings.Contains(line, " standard "):
+// shownKey returns a raw key as a provider shows it.
+func shownKey(scheme, key string) string {
+	switch scheme {
+	case "standard":
 		return "whsec_" + base64.StdEncoding.EncodeToString([]byte(key))
-	case strings.Contains(line, " discord "):
+	case "discord":
 		return hex.EncodeToString(privateKey(key).Public().(ed25519.PublicKey))
 	}
 	return key
+}
+
+// schemeForms contains a form for each of the older schemes.
+var schemeForms = map[string]string{
+	"github":   providers["GitHub"],
+	"slack":    providers["Slack"],
+	"standard": standardSigned,
+	"stripe":   providers["Stripe"],
+}
+
+// signed returns the headers that sign a body by a scheme.
+func signed(scheme, key, body string, at time.Time) []string {
+	return sign(schemeForms[scheme], key, body, at)
+}
+
+// verifySigned verifies the signature of a body by a scheme and a key.
+func verifySigned(scheme, key string, h http.Header, body []byte, now time.Time) error {
+	rule, err := parseSignature("@signature "+scheme+" KEY_SIGNING_SECRET",
+		func(string) string { return key })
+	if err != nil {
+		return err
+	}
+	return rule.verify(h, body, now)
+}
+
+func isSigned(scheme, key string, h http.Header, body []byte, now time.Time) bool {
+	return verifySigned(scheme, key, h, body, now) == nil
+}
+
+func headerOf(lines ...string) http.Header {
+	h := http.Header{}
+	for _, l := range lines {
+		name, value, _ := strings.Cut(l, ": ")
+		h.Add(name, value)
+	}
+	return h
+}
+
+// The keys of the published samples.
+var signatureKeys = map[string]string{
+	"github": "It's a Secret to Everybody", "stripe": "whsec_test_secret",
+	"slack":    "8f742231b10e8888abcd99yyyzzz85a5",
+	"standard": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+}
+
+// slackBody is the request of Slack's "Verifying requests from Slack".
+const slackBody = "token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow" +
+	"&channel_id=G8PSS9T3V&channel_name=foobar" +
+	"&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=" +
+	"&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F" +
+	"397700885554%2F96rGlfmibIGlgcZRskXaIFfN" +
+	"&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c"
+
+// The samples that the providers publish are good, and no other body is.
+func TestSignaturePublishedVectors(t *testing.T) {
+	for _, row := range []struct {
+		scheme, body string
+		at           int64
+		headers      []string
+	}{
+		// GitHub, "Validating webhook deliveries".
+		{"github", "Hello, World!", 0, []string{
+			"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
+		// Bitbucket, "Manage webhooks".
+		{"github", "Hello World!", 0, []string{
+			"X-Hub-Signature: sha256=a4771c39fbe90f317c7824e83ddef3caae9cb3d976c214ace1f2937e133263c9"}},
+		// Stripe's own library for Node.js, stripe 23.1.0: generateTestHeaderString.
+		{"stripe", "{\"text\":\"é ☃\",\n \"a\" : 1}\n", 1700000000, []string{
+			"Stripe-Signature: t=1700000000," +
+				"v1=b89916e4d9501dd75bf1ed032f65c6726aad6455694324984f36ec604846d6bb"}},
+		// Slack, "Verifying requests from Slack".
+		{"slack", slackBody, 1531420618, []string{"X-Slack-Request-Timestamp: 1531420618",
+			"X-Slack-Signature: v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"}},
+		// Standard Webhooks, the specification's reference libraries.
+		{"standard", `{"test": 2432232314}`, 1614265330,
+			[]string{"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek",
+				"webhook-timestamp: 1614265330",
+				"webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="}},
+	} {
+		key := signatureKeys[row.scheme]
+		now := time.Unix(row.at, 0)
+		must(t, verifySigned(row.scheme, key, headerOf(row.headers...), []byte(row.body), now))
+		for i := range row.body {
+			body := []byte(row.body)
+			body[i] ^= 1
+			if verifySigned(row.scheme, key, headerOf(row.headers...), body, now) == nil {
+				t.Fatalf("%s: good with byte %d changed", row.scheme, i)
+			}
+		}
+	}
+}
+
+// A signature is good by the scheme's headers, time and text alone; what is almost signed is not.
+func TestNearlySignedIsUnsigned(t *testing.T) {
+	now := time.Unix(1_700_000_000, 500_000_000)
+	const atSlack, sig = "X-Slack-Request-Timestamp: ", "\nX-Slack-Signature: v0="
+	for _, row := range []struct {
+		scheme, form string
+		good         bool
+	}{
+		{"github", "X-Hub-Signature-256: HEX(BODY)", true},
+		{"github", "X-Hub-Signature-256: sha256=00\nX-Hub-Signature-256: 0=HEX(BODY) ;, x", true},
+		{"github", "X-Hub-Signature-256: sha256=HEX(BODY)00", false},
+		{"github", "X-Hub-Signature-256: ", false},
+		{"github", "Stripe-Signature: t=TIME,v1=HEX(TIME.BODY)", false},
+		{"stripe", "Stripe-Signature: v1=HEX(TIME.BODY)", false},
+		{"stripe", "Stripe-Signature: t=TIME", false},
+		{"stripe", "Stripe-Signature: t=1700000001,v1=HEX(TIME.BODY)", false},
+		{"stripe", "Stripe-Signature: t=1700000001,t=TIME,v1=HEX(TIME.BODY)", false},
+		{"stripe", "Stripe-Signature: t=now,v1=HEX(now.BODY)", false},
+		{"stripe", "Stripe-Signature: t=TIME,v1=HEX(BODY)", false},
+		{"stripe X-Own", "Stripe-Signature: t=TIME,v1=HEX(TIME.BODY)", false},
+		{"slack", atSlack + "TIME" + sig + "HEX(v1:TIME:BODY)", false},
+		{"slack", atSlack + "1700000001" + sig + "HEX(v0:TIME:BODY)", false},
+		{"zoom", providers["Slack"], false},
+		{"standard", "webhook-timestamp: TIME\nwebhook-signature: v1,BASE64(ID.TIME.BODY)", false},
+		{"standard", strings.Replace(standardSigned, "ID", "msg_2", 1), false},
+		{"standard", "webhook-id: ID.TIME\nwebhook-timestamp: \n" +
+			"webhook-signature: v1,BASE64(ID.TIME.BODY)", false}, // an id that contains the time
+		{"standard", "svix-id: ID\nsvix-signature: v1,BASE64(ID.TIME.BODY)", false},
+		{"hmac x-own", "X-Own: w=BASE64(BODY),00", true},
+		{"hmac x-own", "X-Other: HEX(BODY)", false},
+		{"token x-own", "X-Own: KEYx", false},
+		{"token x-own", "X-Own: w=KEY", false},
+		{"token x-own", "X-Own: x\nX-Own: KEY", false},
+		{"discord", "X-Signature-Timestamp: TIME\nX-Signature-Ed25519: HEX(TIMEBODY)", false},
+		{"discord", "X-Signature-Timestamp: 1700000001\nX-Signature-Ed25519: ED25519(TIMEBODY)", false},
+	} {
+		t.Run(row.scheme+", "+row.form, func(t *testing.T) {
+			h := headerOf(sign(row.form, "k", "{}", now)...)
+			key := shownKey(strings.Fields(row.scheme)[0], "k")
+			err := verifySigned(row.scheme, key, h, []byte("{}"), now)
+			check(t, fmt.Sprintf("good (%v)", err), err == nil, row.good)
+		})
+	}
+}
+
+// A signed time may be five minutes off.
+func TestSignatureIsRecent(t *testing.T) {
+	now := time.Unix(1_700_000_000, 500_000_000)
+	for _, scheme := range []string{"stripe", "slack", "standard"} {
+		for offset, good := range map[time.Duration]bool{
+			0: true, -299 * time.Second: true, 300 * time.Second: true,
+			-301 * time.Second: false,
+			301 * time.Second:  false,
+			24 * time.Hour:     false, -now.Sub(time.Unix(0, 0)): false,
+			-now.Sub(time.Unix(-5, 0)): false,
+			290 * 365 * 24 * time.Hour: false,
+		} {
+			headers := signed(scheme, "k", "x", now.Add(offset).Truncate(time.Second))
+			got := isSigned(scheme, shownKey(scheme, "k"), headerOf(headers...), []byte("x"), now)
+			check(t, fmt.Sprintf("%s, signed %v off: good", scheme, offset), got, good)
+		}
+	}
+	for _, seconds := range []string{
+		"9223372036854775807", "-9223372036854775808", "1700000000 ", "0x6553f100",
+		"1_700_000_000", "",
+	} {
+		if checkRecent(seconds, now) == nil {
+			t.Errorf("%q is recent", seconds)
+		}
+	}
+}
+
+// signedModule has a method for each scheme, which is also its variable's name.
+func signedModule(t *testing.T) (dir string, env map[string]string) {
+	dir, env = t.TempDir(), map[string]string{}
+	tools := []fakeTool{{Name: "handlePlain"}, {Name: "handleRuns", Does: "runs"}}
+	for _, scheme := range sortedKeys(schemeForms) {
+		name := "WH_" + strings.ToUpper(scheme) + "_SIGNING_SECRET"
+		env[name] = shownKey(scheme, "k")
+		tools = append(tools, fakeTool{Name: "handle_" + scheme,
+			Doc: "Takes it.\n@signature " + scheme + " " + name + "\nAnd more."})
+	}
+	writeTools(t, dir+"/m.usher", tools...)
+	return dir, env
+}
+
+// With -accept-signatures, a signature replaces the secret. The secret never replaces a
+// signature.
+func TestSignatureOrSecret(t *testing.T) {
+	long(t)
+	dir, keys := signedModule(t)
+	base := t.TempDir()
+	const body = `{"a":1}`
+	sign := func(scheme, body string, at time.Time) []string {
+		return signed(scheme, "k", body, at)
+	}
+	reasons := map[string]string{
+		"badly":    "does not match",
+		"long ago": "timestamp",
+		"not":      "no signature",
+	}
+	for _, row := range []struct{ secret, accept bool }{{false, false}, {false, true},
+		{true, false}, {true, true}} {
+		t.Run(fmt.Sprintf("secret %v, -accept-signatures %v", row.secret, row.accept),
+			func(t *testing.T) {
+				env := maps.Clone(keys)
+				if row.secret {
+					env[webhookSecretVar] = testSecret
+				}
+				d := daemonOptions{base: base, env: env}.start(t, dir,
+					fmt.Sprint("-accept-signatures=", row.accept))
+				defer d.stop(t)
+				d.awaitReady(t)
+				ran := 0
+				for _, scheme := range sortedKeys(schemeForms) {
+					for how, headers := range map[string][]string{
+						"well":     sign(scheme, body, time.Now()),
+						"badly":    sign(scheme, body+" ", time.Now()),
+						"long ago": sign(scheme, body, time.Now().Add(-time.Hour)),
+						"not":      nil,
+					} {
+						if scheme == "github" && how == "long ago" {
+							continue // its signatures have no time
+						}
+						for _, shows := range []string{"X-Nothing: x", shown, shown + "x"} {
+							what := fmt.Sprintf("%s, signed %s, showing %q", scheme, how, shows)
+							a := d.deliver(t, "m/handle_"+scheme, body,
+								append(slices.Clone(headers), shows)...)
+							// The secret never replaces a signature.
+							unknown := row.secret && shows != shown &&
+								(how == "not" || !row.accept)
+							if how != "well" || unknown {
+								checkError(t, what, a, 401)
+								_, line, _ := strings.Cut(d.Log.String(), "id="+
+									a.Header.Get(requestIDHeader))
+								line, _, _ = strings.Cut(line, "\n")
+								why := reasons[how]
+								if unknown && !row.accept {
+									why = "-accept-signatures"
+								}
+								to := "path=m/handle_" + scheme
+								checkContains(t, what+": the log", line, to, why, "status=401")
+								continue
+							}
+							ran++
+							wantStatus(t, what, a, 200)
+							check(t, what, without(a.Body, webhookParam), body)
+						}
+					}
+				}
+				got := 0
+				for scheme := range schemeForms {
+					got += d.runs(t, "m", "handle_"+scheme)
+				}
+				check(t, "times the methods ran", got, ran)
+
+				// A signature admits to its own method only, and only by POST.
+				unless := func(status int) int {
+					if row.secret {
+						return 401
+					}
+					return status
+				}
+				signs := sign("github", `{}`, time.Now())
+				for path, status := range map[string]int{
+					"m/handlePlain":   200,
+					"m/nothing":       404,
+					"m/handle_stripe": 401,
+				} {
+					wantStatus(t, "GitHub's signature at "+path,
+						d.deliver(t, path, `{}`, signs...), unless(status))
+				}
+				a := d.send(t, "GET", "m/handle_github", "", sign("github", "", time.Now())...)
+				wantStatus(t, "GitHub's signature of a GET", a, unless(405))
+				if row.secret && row.accept { // a signed delivery is told what else is wrong
+					for kind, status := range map[string]int{"text/csv": 415, isJSON: 400} {
+						headers := append(sign("github", "[", time.Now()),
+							"Content-Type: "+kind)
+						wantStatus(t, kind+", signed",
+							d.send(t, "POST", "m/handle_github", "[", headers...), status)
+					}
+				}
+			})
+	}
 }
 
 // providerRow matches a row of the table of providers that usher can verify.
@@ -457,7 +387,10 @@ func TestSignatureOfEachProvider(t *testing.T) {
 	env := map[string]string{webhookSecretVar: testSecret}
 	var tools []fakeTool
 	for i, row := range rows {
-		env[row[3]] = providerKey(row[2], row[1], "key-of-"+row[3])
+		env[row[3]] = shownKey(strings.Fields(row[2])[1], "key-of-"+row[3])
+		if row[1] == "Supabase Auth" {
+			env[row[3]] = "v1," + env[row[3]]
+		}
 		tools = append(tools, fakeTool{Name: fmt.Sprint("handle", i), Doc: row[2]})
 	}
 	dir := t.TempDir()
@@ -469,20 +402,20 @@ func TestSignatureOfEachProvider(t *testing.T) {
 			form, key, path := providers[row[1]], "key-of-"+row[3], fmt.Sprint("m/handle", i)
 			const body = `{"a":"é"}`
 			now := time.Now()
-			a := d.deliver(t, path, body, providerSigned(form, key, body, now)...)
+			a := d.deliver(t, path, body, sign(form, key, body, now)...)
 			wantStatus(t, "well signed", a, 200)
 			check(t, "arguments", without(a.Body, webhookParam), body)
 			checkOmits(t, "what the method gets", a.Body, key)
 			refused := map[string][]string{
-				"by another key": providerSigned(form, "x"+key, body, now),
+				"by another key": sign(form, "x"+key, body, now),
 				"not at all":     {"X-Nothing: x"},
 			}
 			if !strings.Contains(form, "KEY") {
-				refused["another body"] = providerSigned(form, key, body+" ", now)
+				refused["another body"] = sign(form, key, body+" ", now)
 			}
 			if strings.Contains(form, "TIME") {
-				refused["long ago"] = providerSigned(form, key, body, now.Add(-6*time.Minute))
-				refused["later"] = providerSigned(form, key, body, now.Add(6*time.Minute))
+				refused["long ago"] = sign(form, key, body, now.Add(-6*time.Minute))
+				refused["later"] = sign(form, key, body, now.Add(6*time.Minute))
 			}
 			for how, headers := range refused {
 				a := d.deliver(t, path, body, headers...)
@@ -502,7 +435,7 @@ func TestSignatureChallenges(t *testing.T) {
 		fakeTool{Name: "handleDiscord", Doc: "@signature discord DISCORD_SIGNING_SECRET"})
 	env := map[string]string{
 		"ZOOM_WEBHOOK_SECRET":    "k",
-		"DISCORD_SIGNING_SECRET": providerKey(" discord ", "", "k"),
+		"DISCORD_SIGNING_SECRET": shownKey("discord", "k"),
 	}
 	d := daemonOptions{env: env}.startReady(t, dir)
 	const challenge = `{"event":"endpoint.url_validation","payload":{"plainToken":"qgg8vlvZRS6UYooatFL8Aw"}}`
@@ -516,7 +449,7 @@ func TestSignatureChallenges(t *testing.T) {
 		{"Discord", `{"type":2}`, ""},
 		{"Discord", challenge, ""},
 	} {
-		headers := providerSigned(providers[row.name], "k", row.body, time.Now())
+		headers := sign(providers[row.name], "k", row.body, time.Now())
 		a := d.deliver(t, "m/handle"+row.name, row.body, headers...)
 		if row.answer != "" {
 			wantAnswer(t, a, 200, isJSON, row.answer)
@@ -582,47 +515,39 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 // No header, whatever is in it, is taken for a signature that was not made with the key.
 func FuzzSignatureHeaders(f *testing.F) {
 	now := time.Unix(1_700_000_000, 0)
-	for scheme := range signatureKeys {
+	for scheme := range schemeForms {
 		f.Add(scheme, "msg_1", "1700000000", "v1,AAAA v0=00 t=1700000000,v1=00", []byte(`{}`))
 	}
-	f.Add("stripe", "", "", "t=1700000000,v1=", []byte{})
-	f.Add("standard", "", "1700000000", "v1,", []byte{})
-	f.Add("github", "", "", "sha256=", []byte{})
-	f.Add("slack", "", "1700000000", "v0=", []byte{})
 	f.Fuzz(func(t *testing.T, scheme, id, stamp, signature string, body []byte) {
-		if signatureKeys[scheme] == "" {
+		if schemeForms[scheme] == "" {
 			return
 		}
+		key := shownKey(scheme, "k")
 		h := http.Header{"Webhook-Id": {id}, "Webhook-Timestamp": {stamp},
 			"X-Slack-Request-Timestamp": {stamp},
 			"Webhook-Signature":         {signature}, "X-Hub-Signature-256": {signature},
 			"Stripe-Signature":  {signature},
 			"X-Slack-Signature": {signature}}
-		if isSigned(scheme, signatureKeys[scheme], h, body, now) {
+		if isSigned(scheme, key, h, body, now) {
 			t.Errorf("%s: %q is good for %q", scheme, h, body)
 		}
 		// With the true signature somewhere in it, it is good or refused, by the
 		// time and the form alone, and never for another body.
-		for _, line := range signed(scheme, signatureKeys[scheme], string(body), now) {
+		for _, line := range signed(scheme, "k", string(body), now) {
 			name, value, _ := strings.Cut(line, ": ")
 			name = http.CanonicalHeaderKey(name)
-			if name == "Webhook-Signature" || name == "Stripe-Signature" {
-				separator := map[string]string{
-					"Webhook-Signature": " ",
-					"Stripe-Signature":  ",",
-				}[name]
-				if strings.Contains(signature, "t=") ||
-					strings.Contains(signature, separator+"v1,") {
-					return
-				}
-				value += separator + signature
+			if strings.Contains(name, "Signature") {
+				value += " " + signature
 			}
 			h.Set(name, value)
 		}
-		if !isSigned(scheme, signatureKeys[scheme], h, body, now) {
+		if strings.Contains(signature, "t=") { // another time
+			return
+		}
+		if !isSigned(scheme, key, h, body, now) {
 			t.Errorf("%s: %q: want it good for %q", scheme, h, body)
 		}
-		if isSigned(scheme, signatureKeys[scheme], h, append(slices.Clone(body), 'x'), now) {
+		if isSigned(scheme, key, h, append(slices.Clone(body), 'x'), now) {
 			t.Errorf("%s: %q is good for a longer body", scheme, h)
 		}
 	})
