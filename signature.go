@@ -24,9 +24,9 @@ import (
 const signatureTolerance = 5 * time.Minute
 
 // signatureScheme describes how a provider signs deliveries: by the HMAC-SHA256 of a prefix
-// and the body, unless signatureRule.matches says otherwise.
+// and the body, unless signatureRule.verify says otherwise.
 type signatureScheme struct {
-	headers []string // that may contain signatures; the tag can name another
+	headers []string // that may contain signatures, if the tag names no other
 	times   []string // the headers of the time in Unix seconds; nil if it is beside the signatures
 	time    string   // the text before the time
 	prefix  string   // what is signed before the body; ID and TIME stand for the delivery's

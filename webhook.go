@@ -353,9 +353,9 @@ func parseType(h http.Header) (kind, boundary string, err error) {
 	return kind, params["boundary"], nil
 }
 
-// parameters returns the fields of a JSON object or of a form; a JSON array becomes the field
-// items. A delivery without a body
-// has no parameters: some services send such deliveries to test the URL. Errors are *fault.
+// parameters returns the fields of a JSON object or of a form, or a JSON array as the field
+// items, for SendGrid and HubSpot. A delivery without a body has no parameters: some services
+// send such deliveries to test the URL. Errors are *fault.
 func parameters(h http.Header, body []byte, s *schema) (object, error) {
 	kind, boundary, err := parseType(h)
 	if err != nil || len(bytes.TrimSpace(body)) == 0 {
@@ -367,7 +367,7 @@ func parameters(h http.Header, body []byte, s *schema) (object, error) {
 		form, err = multipart.NewReader(bytes.NewReader(body), boundary).ReadForm(int64(len(body)))
 	case kind == formType && bytes.TrimSpace(body)[0] != '{': // curl -d sends JSON as a form, too
 		form.Value, err = url.ParseQuery(string(body))
-	case bytes.TrimSpace(body)[0] == '[' && checkJSON(body, "") == nil: // as SendGrid and HubSpot send it
+	case bytes.TrimSpace(body)[0] == '[' && checkJSON(body, "") == nil:
 		return object{{"items", oneLine(bytes.TrimSpace(body))}}, nil
 	default:
 		return jsonObject(body)
