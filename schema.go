@@ -507,9 +507,11 @@ func (c *argumentCheck) alternatives(s *schema, value json.RawMessage) *argument
 // object checks the members of an object, missing ones last.
 func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError {
 	list := members(value)
+	// Senders of webhooks add fields to their deliveries at any time.
+	isDelivery := c.depth == 1 && list.get(webhookParam) != nil
 	for _, f := range list {
 		property, declared := s.Properties[f.key]
-		additional := !declared && f.key != webhookParam
+		additional := !declared && !isDelivery && f.key != webhookParam
 		if additional {
 			property = s.Additional.schema
 		}

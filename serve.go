@@ -598,6 +598,8 @@ func (d *daemon) whoSendsWebhooks() string {
 	case d.record.WebhooksOff:
 		return fmt.Sprintf("Webhooks are off (%s): set %s or -open-webhooks",
 			cmp.Or(d.flags.exposure(), "-require-claim"), webhookSecretVar)
+	case !d.record.Secret && d.flags.webhooks.open:
+		return "Webhooks accept any sender (-open-webhooks): " + webhookSecretVar + " is not set"
 	case !d.record.Secret:
 		return "Webhooks need no secret: " + webhookSecretVar + " is not set"
 	case d.flags.webhooks.acceptSignatures:

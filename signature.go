@@ -5,13 +5,16 @@ package main
 
 import (
 	"cmp"
+	"crypto/ed25519"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,42 +23,41 @@ import (
 // signatureTolerance is how far a signed timestamp may be in the past or the future.
 const signatureTolerance = 5 * time.Minute
 
-// signatureScheme describes how a provider signs deliveries. A signature is a version
-// followed by the HMAC-SHA256 of a prefix and the body.
+// signatureScheme describes how a provider signs deliveries: by the HMAC-SHA256 of a prefix
+// and the body, unless signatureRule.verify says otherwise.
 type signatureScheme struct {
-	headers []string // the headers that may contain signatures
-	version string   // the text before a signature
-	base64  bool     // keys and signatures are base64; otherwise signatures are hexadecimal
-	times   []string // the headers that may contain the time in Unix seconds; none if no time is signed
-	time    string   // the text before the time in these headers
+	headers []string // that may contain signatures, if the tag names no other
+	times   []string // the headers of the time in Unix seconds; nil if it is beside the signatures
+	time    string   // the text before the time
 	prefix  string   // what is signed before the body; ID and TIME stand for the delivery's
 }
 
 // signatureSchemes are the schemes of @signature, as their providers document them.
 var signatureSchemes = map[string]signatureScheme{
-	"github": {
-		headers: []string{"X-Hub-Signature-256", "X-Hub-Signature"}, // the second is Bitbucket's
-		version: "sha256=",
+	"discord": {
+		headers: []string{"X-Signature-Ed25519"},
+		times:   []string{"X-Signature-Timestamp"},
+		prefix:  "TIME",
 	},
+	"github": {headers: []string{"X-Hub-Signature-256", "X-Hub-Signature"}}, // the second is Bitbucket's
+	"hmac":   {},
+	"paddle": {headers: []string{"Paddle-Signature"}, time: "ts=", prefix: "TIME:"},
 	"slack": {
 		headers: []string{"X-Slack-Signature"},
-		version: "v0=",
 		times:   []string{"X-Slack-Request-Timestamp"},
 		prefix:  "v0:TIME:",
 	},
 	"standard": {
 		headers: []string{"Webhook-Signature", "Svix-Signature"},
-		version: "v1,",
-		base64:  true,
 		times:   []string{"Webhook-Timestamp", "Svix-Timestamp"},
 		prefix:  "ID.TIME.",
 	},
-	"stripe": {
-		headers: []string{"Stripe-Signature"},
-		version: "v1=",
-		times:   []string{"Stripe-Signature"},
-		time:    "t=",
-		prefix:  "TIME.",
+	"stripe": {headers: []string{"Stripe-Signature"}, time: "t=", prefix: "TIME."},
+	"token":  {},
+	"zoom": {
+		headers: []string{"X-Zm-Signature"},
+		times:   []string{"X-Zm-Request-Timestamp"},
+		prefix:  "v0:TIME:",
 	},
 }
 
@@ -63,8 +65,9 @@ var signatureSchemes = map[string]signatureScheme{
 // @signature tag.
 type signatureRule struct {
 	signatureScheme
+	scheme   string // its name
 	variable string // the environment variable of the key
-	key      []byte // the key of the HMAC
+	key      []byte
 }
 
 // parseSignature parses a @signature tag and reads its key from the environment. It
@@ -74,87 +77,149 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 		return nil, nil
 	}
 	words := strings.Fields(tag)
-	if len(words) != 3 || words[0] != "@signature" {
+	n := len(words)
+	if n < 3 || n > 4 || words[0] != "@signature" {
 		return nil, errors.New("begin a line with the whole tag, " +
 			"such as @signature github GITHUB_WEBHOOK_SECRET")
 	}
-	r := &signatureRule{signatureSchemes[words[1]], words[2], []byte(getenv(words[2]))}
+	scheme, known := signatureSchemes[words[1]]
+	if n == 4 {
+		scheme.headers = []string{http.CanonicalHeaderKey(words[2])}
+	}
+	if scheme.times == nil {
+		scheme.times = scheme.headers
+	}
+	r := &signatureRule{scheme, words[1], words[n-1], []byte(getenv(words[n-1]))}
+	var err error
 	switch {
+	case !known:
+		err = fmt.Errorf("no scheme %q: want one of %s",
+			r.scheme, strings.Join(sortedKeys(signatureSchemes), ", "))
 	case r.headers == nil:
-		return nil, fmt.Errorf("@signature: no scheme %q: want one of %s",
-			words[1], strings.Join(sortedKeys(signatureSchemes), ", "))
+		err = fmt.Errorf("%s needs a header, such as @signature %[1]s X-Signature %s", r.scheme, r.variable)
+	case !headerToken.MatchString(r.headers[0]):
+		err = fmt.Errorf("%q can't be the name of a header", r.headers[0])
 	case !isSecretVariable(r.variable):
-		return nil, fmt.Errorf("@signature: %s: want a name that ends in "+
-			"_WEBHOOK_SECRET or _SIGNING_SECRET", r.variable)
+		err = fmt.Errorf("%s: want a name that ends in _WEBHOOK_SECRET or _SIGNING_SECRET", r.variable)
 	case len(r.key) == 0:
-		return nil, fmt.Errorf("@signature: %s is not set", r.variable)
-	case r.base64:
-		var err error
-		r.key, err = base64.StdEncoding.DecodeString(strings.TrimPrefix(string(r.key), "whsec_"))
-		if err != nil || len(r.key) == 0 {
-			return nil, fmt.Errorf("@signature: %s is not base64, after whsec_", r.variable)
-		}
+		err = fmt.Errorf("%s is not set", r.variable)
+	default:
+		err = r.decodeKey()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("@signature: %w", err)
 	}
 	return r, nil
 }
 
+// decodeKey decodes the key, if it is encoded in the rule's scheme.
+func (r *signatureRule) decodeKey() (err error) {
+	switch r.scheme {
+	case "standard":
+		text := strings.TrimPrefix(string(r.key), "v1,") // as Supabase writes it
+		r.key, err = base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
+		if err != nil || len(r.key) == 0 {
+			return fmt.Errorf("%s is not base64, after whsec_", r.variable)
+		}
+	case "discord":
+		r.key, err = hex.DecodeString(string(r.key))
+		if err != nil || len(r.key) != ed25519.PublicKeySize {
+			return fmt.Errorf("%s is not a public key of 64 hexadecimal digits", r.variable)
+		}
+	}
+	return nil
+}
+
 // verify verifies the signature of a body. Its errors are for the log.
 func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error {
-	signatures := r.values(h, r.headers, r.version)
+	signatures := r.signatures(h)
 	if len(signatures) == 0 {
 		return fmt.Errorf("no signature in %s", strings.Join(r.headers, ", "))
 	}
 	stamp := ""
-	if r.times != nil {
-		stamp, _, _ = strings.Cut(strings.Join(r.values(h, r.times, r.time), " "), " ")
+	if r.prefix != "" { // each prefix contains a time
+		for _, word := range headerWords(h, r.times) {
+			if text, ok := strings.CutPrefix(word, r.time); ok {
+				stamp = cmp.Or(stamp, text)
+			}
+		}
 		if err := checkRecent(stamp, now); err != nil {
 			return err
 		}
 	}
-	mac := hmac.New(sha256.New, r.key)
 	id := cmp.Or(h.Get("Webhook-Id"), h.Get("Svix-Id"))
-	strings.NewReplacer("ID", id, "TIME", stamp).WriteString(mac, r.prefix)
-	mac.Write(body)
-	want := hex.EncodeToString(mac.Sum(nil))
-	if r.base64 {
-		want = base64.StdEncoding.EncodeToString(mac.Sum(nil))
-	}
-	for _, got := range signatures {
-		if hmac.Equal([]byte(want), []byte(got)) {
-			return nil
+	prefix := strings.NewReplacer("ID", id, "TIME", stamp).Replace(r.prefix)
+	good := false
+	switch r.scheme {
+	case "token": // may contain any characters
+		good = isSameSecret(h.Get(r.keyHeader()), string(r.key))
+	case "discord":
+		message := slices.Concat([]byte(prefix), body)
+		good = ed25519.Verify(r.key, message, decodeSignature(signatures[0]))
+	default:
+		sum := r.mac(prefix, body)
+		for _, text := range signatures {
+			// A word before a signature, such as sha256= or v1=, proves nothing.
+			_, end, _ := strings.Cut(text, "=")
+			good = good || hmac.Equal(decodeSignature(text), sum) || hmac.Equal(decodeSignature(end), sum)
 		}
 	}
-	return fmt.Errorf("the signature does not match this body and the key in %s", r.variable)
+	if !good {
+		return fmt.Errorf("the signature does not match this body and the key in %s", r.variable)
+	}
+	return nil
 }
 
-// values returns the texts that follow start in the named headers. Spaces separate
-// values, and so do commas, except in schemes with base64, whose version ends with a
-// comma.
-func (s signatureScheme) values(h http.Header, names []string, start string) (list []string) {
+// mac returns the HMAC-SHA256 of a prefix and a body.
+func (r *signatureRule) mac(prefix string, body []byte) []byte {
+	mac := hmac.New(sha256.New, r.key)
+	mac.Write([]byte(prefix))
+	mac.Write(body)
+	return mac.Sum(nil)
+}
+
+// signatures returns what may be signatures in a request's headers, or nil if r is nil.
+func (r *signatureRule) signatures(h http.Header) []string {
+	if r == nil {
+		return nil
+	}
+	return headerWords(h, r.headers)
+}
+
+// keyHeader returns the name of the header that contains the key itself; "" for none.
+func (r *signatureRule) keyHeader() string {
+	if r == nil || r.scheme != "token" {
+		return ""
+	}
+	return r.headers[0]
+}
+
+// headerWords returns the words in the named headers. Spaces, commas and semicolons separate
+// them.
+func headerWords(h http.Header, names []string) (words []string) {
+	isSeparator := func(c rune) bool { return strings.ContainsRune(" \t,;", c) }
 	for _, name := range names {
 		text := strings.Join(h.Values(name), " ")
-		if !s.base64 {
-			text = strings.ReplaceAll(text, ",", " ")
-		}
-		for _, word := range strings.Fields(text) {
-			if value, ok := strings.CutPrefix(word, start); ok {
-				list = append(list, value)
-			}
-		}
+		words = append(words, strings.FieldsFunc(text, isSeparator)...)
 	}
-	return list
+	return words
 }
 
-// showsSignature reports whether a request has a header for the signatures of any scheme.
-func showsSignature(h http.Header) bool {
-	for _, scheme := range signatureSchemes {
-		for _, name := range scheme.headers {
-			if h.Get(name) != "" {
-				return true
-			}
-		}
+// decodeSignature decodes a signature in hexadecimal digits or base64.
+func decodeSignature(text string) []byte {
+	signature, err := hex.DecodeString(text)
+	if err != nil {
+		signature, _ = base64.StdEncoding.DecodeString(text)
 	}
-	return false
+	return signature
+}
+
+// isSameSecret compares secrets. Hashes have one length, so it takes the same time for any
+// secret.
+func isSameSecret(got, want string) bool {
+	a := sha256.Sum256([]byte(got))
+	b := sha256.Sum256([]byte(want))
+	return hmac.Equal(a[:], b[:])
 }
 
 // checkRecent returns an error unless a timestamp in Unix seconds is near now.
@@ -163,6 +228,24 @@ func checkRecent(stamp string, now time.Time) error {
 	if err != nil || now.Sub(time.Unix(n, 0)).Abs() > signatureTolerance {
 		return fmt.Errorf("the signature's timestamp %q is not within %v of now",
 			clipText(stamp, 20), signatureTolerance)
+	}
+	return nil
+}
+
+// challenge returns the answer to a verified request by which the provider tests the URL, or
+// nil if the request is for the method. Zoom repeats its test every 72 hours.
+func (r *signatureRule) challenge(body []byte) json.RawMessage {
+	if r == nil {
+		return nil
+	}
+	list := members(body)
+	switch {
+	case r.scheme == "discord" && string(list.get("type")) == "1":
+		return json.RawMessage(`{"type":1}`)
+	case r.scheme == "zoom" && list.text("event") == "endpoint.url_validation":
+		token := list.object("payload").text("plainToken")
+		sum := hex.EncodeToString(r.mac(token, nil))
+		return object{{"plainToken", quote(token)}, {"encryptedToken", quote(sum)}}.encode()
 	}
 	return nil
 }

@@ -14,8 +14,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -113,7 +111,8 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	// A lack of room says nothing about what exists, and passes, so the sender should try again.
 	if err != nil && err != errNoRoom && !d.hasSecret {
 		return httpErrorf(http.StatusUnauthorized,
-			"the webhook secret is missing or wrong: send it as %s", secretHeader).because(err)
+			"the signature, or the secret in %s, is missing or wrong: usher's log has the reason",
+			secretHeader).because(err)
 	}
 	if err != nil {
 		return err
@@ -139,24 +138,24 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 
 // receive authenticates the sender of a delivery, finds its method and reads its body.
 // It refuses whatever it can before it reads the body. Without the secret, it reads the body
-// only of a delivery that is signed somehow, and counts it as a stranger's.
+// only if the method verifies signatures and there is one, and counts it as a stranger's.
 func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 	r := d.request
-	// Hashes have one length, so comparing them takes the same time for any secret.
-	got := sha256.Sum256([]byte(r.Header.Get(secretHeader)))
-	want := sha256.Sum256([]byte(h.secret))
-	d.hasSecret = h.secret == "" || hmac.Equal(got[:], want[:])
+	d.hasSecret = h.secret == "" || isSameSecret(r.Header.Get(secretHeader), h.secret)
 	switch {
 	case h.secret == "" && !h.open && (!h.local || isProxied(r)):
 		return httpErrorf(http.StatusUnauthorized,
 			"webhooks are off: set %s or -open-webhooks", webhookSecretVar)
-	case !d.hasSecret && !(h.acceptSignatures && showsSignature(r.Header)):
-		return errors.New("no valid secret or accepted signature")
+	case !d.hasSecret && !h.acceptSignatures:
+		return errors.New("the secret is missing or wrong, and signatures need -accept-signatures")
 	case r.Method != http.MethodPost:
 		return errMethod("POST")
 	}
 	if err := h.find(r.Context(), d); err != nil {
 		return err
+	}
+	if !d.hasSecret && d.rule.signatures(r.Header) == nil {
+		return d.verify() // fails
 	}
 	// A sender that still has to prove itself by a signature learns of a wrong type only then.
 	if _, _, err := parseType(r.Header); err != nil && d.hasSecret {
@@ -216,6 +215,9 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 // another path or another rule for signatures, and what was verified by the old rule proves
 // nothing under the new one.
 func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
+	if answer := d.rule.challenge(d.body); answer != nil {
+		return &webhookAnswer{Status: http.StatusOK, Body: answer}, nil
+	}
 	// If the sender hangs up, the call is cancelled: nobody would get its answer.
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
@@ -245,10 +247,6 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	return answerOf(result)
 }
 
-// errFailed replaces a method's own message in the log, because the message may repeat
-// the sender's data.
-var errFailed = errors.New("the method failed")
-
 // callError returns the answer to a failed call, as an *fault. Senders retry by the status:
 // 4xx says that the same delivery will fail again, 5xx that it may succeed later.
 func callError(ctx context.Context, err error) error {
@@ -272,7 +270,7 @@ func callError(ctx context.Context, err error) error {
 	if rpc.Code == codeInvalidParams {
 		status = http.StatusBadRequest
 	}
-	return httpErrorf(status, "%s", rpc.Message).because(errFailed)
+	return httpErrorf(status, "%s", rpc.Message)
 }
 
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
@@ -291,13 +289,13 @@ func (d *delivery) arguments() (json.RawMessage, error) {
 }
 
 // meta returns what a method receives under webhookParam. The headers contain signatures and
-// ids, which some methods need, but not usher's secret, which would let a module deliver to
-// other modules.
+// ids, which some methods need, but neither usher's secret, which would let a module deliver to
+// other modules, nor a key of @signature token.
 func (d *delivery) meta() json.RawMessage {
 	// net/http keeps the Host apart from the other headers.
 	headers := map[string]string{"host": d.request.Host}
 	for name, values := range d.request.Header {
-		if name != secretHeader {
+		if name != secretHeader && name != d.rule.keyHeader() {
 			headers[strings.ToLower(name)] = strings.Join(values, ", ")
 		}
 	}
@@ -324,9 +322,9 @@ func (d *delivery) meta() json.RawMessage {
 // provider has sent this body.
 func (d *delivery) verify() error {
 	if d.rule == nil {
-		// The sender was admitted this far only because it sent some signature.
 		if !d.hasSecret {
-			return httpErrorf(http.StatusUnauthorized, "no secret, and no @signature to verify")
+			return httpErrorf(http.StatusUnauthorized,
+				"the secret is missing or wrong, and the method has no @signature")
 		}
 		return nil
 	}
@@ -356,8 +354,9 @@ func parseType(h http.Header) (kind, boundary string, err error) {
 	return kind, params["boundary"], nil
 }
 
-// parameters returns the fields of a JSON object or of a form. A delivery without a body
-// has no parameters: some services send such deliveries to test the URL. Errors are *fault.
+// parameters returns the fields of a JSON object or of a form, or a JSON array as the field
+// items, for SendGrid and HubSpot. A delivery without a body has no parameters: some services
+// send such deliveries to test the URL. Errors are *fault.
 func parameters(h http.Header, body []byte, s *schema) (object, error) {
 	kind, boundary, err := parseType(h)
 	if err != nil || len(bytes.TrimSpace(body)) == 0 {
@@ -369,6 +368,8 @@ func parameters(h http.Header, body []byte, s *schema) (object, error) {
 		form, err = multipart.NewReader(bytes.NewReader(body), boundary).ReadForm(int64(len(body)))
 	case kind == formType && bytes.TrimSpace(body)[0] != '{': // curl -d sends JSON as a form, too
 		form.Value, err = url.ParseQuery(string(body))
+	case bytes.TrimSpace(body)[0] == '[' && checkJSON(body, "") == nil:
+		return object{{"items", oneLine(bytes.TrimSpace(body))}}, nil
 	default:
 		return jsonObject(body)
 	}
@@ -387,7 +388,7 @@ func jsonObject(body []byte) (object, error) {
 	}
 	list := members(oneLine(body))
 	if list == nil {
-		return nil, httpErrorf(http.StatusBadRequest, "the body must be a JSON object")
+		return nil, httpErrorf(http.StatusBadRequest, "the body must be a JSON object or array")
 	}
 	return list, nil
 }
@@ -489,7 +490,7 @@ type webhookAnswer struct {
 func answerOf(result object) (*webhookAnswer, error) {
 	text := resultText(result)
 	if isTrue(result.get("isError")) {
-		return nil, httpErrorf(http.StatusInternalServerError, "%s", text).because(errFailed)
+		return nil, httpErrorf(http.StatusInternalServerError, "%s", text)
 	}
 	// Text is never an answer: a method may return what a sender wrote.
 	if own := result.object("structuredContent").get("_response"); own != nil {
@@ -533,7 +534,7 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 	}
 	if err != nil {
 		return nil, httpErrorf(http.StatusBadGateway,
-			"the method's _response is invalid: %v", err).because(errFailed)
+			"the method's _response is invalid: %v", err)
 	}
 	return a, nil
 }

@@ -183,8 +183,9 @@ func TestWebhookNeedsItsModule(t *testing.T) {
 	}
 }
 
-// A delivery is one line of the log, without anything of what was sent.
-func TestWebhookLogSaysNothingSent(t *testing.T) {
+// A delivery is one line of the log, with the reason if it failed, which is the method's own, and
+// otherwise without anything of what was sent.
+func TestWebhookLogSaysWhy(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)
@@ -198,7 +199,7 @@ func TestWebhookLogSaysNothingSent(t *testing.T) {
 		"WH_BADKEY_SIGNING_SECRET": "MARK not base64",
 	}
 	d := daemonOptions{env: env}.startReady(t, dir, "-log", "json")
-	const failed = `{"result":{"isError":true,"content":[{"type":"text","text":"no such user: MARK-body"}]}}`
+	const failed = `{"result":{"isError":true,"content":[{"type":"text","text":"no such user: Ada"}]}}`
 	for _, row := range []struct {
 		what, method, path, body, header string
 		status                           int
@@ -213,8 +214,8 @@ func TestWebhookLogSaysNothingSent(t *testing.T) {
 		{"wrong type", "POST", "m/handleIt", `{"n":"MARK-body"}`, shown, 400, "handleIt", 17},
 		{"failed", "POST", "m/handleResult", failed, shown, 500, "handleResult", len(failed)},
 		{"bad _response", "POST", "m/handleResult",
-			`{"result":{"structuredContent":{"_response":{"MARK-body":1}}}}`,
-			shown, 502, "handleResult", 62},
+			`{"result":{"structuredContent":{"_response":{"code":1}}}}`,
+			shown, 502, "handleResult", 57},
 		{"badly signed", "POST", "m/handleSigned", `{"a":"MARK-body"}`,
 			"X-Hub-Signature-256: sha256=MARK", 401,
 			"handleSigned", 17},
@@ -248,7 +249,8 @@ func TestWebhookLogSaysNothingSent(t *testing.T) {
 		})
 	}
 	checkOmits(t, "the log", d.Log.String(), "MARK", testSecret)
-	checkContains(t, "the log, of a bad key", d.Log.String(), "base64")
+	checkContains(t, "the log", d.Log.String(), `"why":"no such user: Ada"`,
+		`_response is invalid: json: unknown field \"code\""`, "is not base64")
 }
 
 // A method's own answer is an HTTP answer, or is refused.

@@ -24,10 +24,13 @@ func bodyModule(t *testing.T) string {
 	payload := `{"type":"object","properties":{"payload":{"type":"string"}}}`
 	needs := `{"type":"object","properties":{"name":{"type":"string"},"_webhook":{}},` +
 		`"required":["name","_webhook"]}`
+	strict := `{"type":"object","properties":{"o":{"type":"object","additionalProperties":false}},` +
+		`"additionalProperties":false}`
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleAny"},
 		fakeTool{Name: "handleForm", Schema: formSchema},
 		fakeTool{Name: "handlePayload", Schema: json.RawMessage(payload)},
-		fakeTool{Name: "handleNeeds", Schema: json.RawMessage(needs)})
+		fakeTool{Name: "handleNeeds", Schema: json.RawMessage(needs)},
+		fakeTool{Name: "handleStrict", Schema: json.RawMessage(strict)})
 	return dir
 }
 
@@ -100,7 +103,12 @@ func TestWebhookBodyBecomesParameters(t *testing.T) {
 		{"handleAny", `{"_WEBHOOK":{"rawBody":"forged"},"_Webhook":1,"a":1}`, `{"a":1}`, 200},
 		{"handleAny", `{`, "JSON", 400},
 		{"handleAny", "{\"a\":\"\xff\"}", "UTF-8", 400},
-		{"handleAny", `null`, "must be a JSON object", 400},
+		{"handleAny", `null`, "must be a JSON object or array", 400},
+		{"handleAny", " [ {\"a\":1.10},\n2]\n", `{"items":[{"a":1.10},2]}`, 200},
+		{"handleAny", `[1],"x":2`, "JSON", 400},
+		{"handleNeeds", `["x"]`, `"name" is required`, 400},
+		{"handleStrict", `{"new":1,"o":{},"O":2}`, `{"new":1,"o":{}}`, 200}, // senders add fields
+		{"handleStrict", `{"o":{"new":1}}`, `"o.new" is unknown`, 400},
 		{"handleNeeds", `{"x":1}`, `"name" is required`, 400},
 		{"handleNeeds", `{"name":5}`, `"name": want string, got integer`, 400},
 		{"handleNeeds", `{"NAME":5,"name":"x","Name":"y"}`, `{"name":"x"}`, 200},

@@ -129,12 +129,12 @@ func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
-	d := daemonOptions{env: guarded}.startReady(t, dir)
+	d := daemonOptions{env: guarded}.startReady(t, dir, "-accept-signatures")
 	for _, row := range []struct {
 		what, first, headers string
 		status               int
 	}{
-		{"no secret", "POST /webhook/m/handleIt", "", 401},
+		{"no @signature", "POST /webhook/m/handleIt", "X-Hub-Signature: 0\r\n", 401},
 		{"another method", "PUT /webhook/m/handleIt", shown + "\r\n", 405},
 		{"nothing there", "POST /webhook/x", shown + "\r\n", 404},
 		{"no key", "POST /webhook/m/handleSigned", shown + "\r\n", 503},
