@@ -121,6 +121,7 @@ func (o *moduleOwner) newPool(s source) *pool {
 	r := o.registry
 	p := &pool{
 		source:     s,
+		log:        o.log,
 		perSession: !s.Kind.singleFile() && !s.Launch.Shared,
 		timeout:    r.CallTimeout,
 		running:    &r.running,

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math"
 	"slices"
@@ -20,6 +21,7 @@ import (
 
 const (
 	sessionIdle = 10 * time.Minute // how long a process of one Member is kept without a call
+	slowCall    = 10 * time.Second // after which the log says that a call is running
 	crashMemory = time.Minute      // how long a crash counts
 	crashPause  = 5 * time.Second  // between a crash, from the second on, and a new start
 )
@@ -36,6 +38,7 @@ var (
 // pool is all processes of one version of a module. Safe for concurrent use.
 type pool struct {
 	source
+	log        *slog.Logger
 	perSession bool            // one process for each Member, and not one for all callers
 	ctx        context.Context // ends when the pool accepts no new calls; starts of processes end with it
 	cancel     context.CancelFunc
@@ -118,6 +121,7 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	slot := &slot[*Principal]{counter: &p.calls, key: caller.Principal}
 	err = p.await(ctx, caller, slot.grant())
 	if err == nil {
+		defer time.AfterFunc(slowCall, func() { p.logSlow(caller, method, params) }).Stop()
 		err = lastCheck(caller)
 	}
 	if err == nil {
@@ -126,6 +130,16 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 		slot.release()
 	}
 	return result, err
+}
+
+// logSlow logs that a call is still running.
+func (p *pool) logSlow(caller Caller, method string, params object) {
+	attr := slog.Attr{}
+	if caller.Principal != nil {
+		attr = caller.Principal.logAttrs()
+	}
+	name := cmp.Or(params.text("name"), params.text("uri"))
+	p.log.Warn("a call is still running", "request", method, "method", clipText(name, maxLogged), attr)
 }
 
 // keep makes a process live as long as its session, which gets the module's reports of changes.

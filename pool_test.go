@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"go/ast"
 	"io"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
@@ -618,4 +619,22 @@ func checkLastCheck(t *testing.T, fn *ast.FuncDecl) {
 				fn.Name.Name)
 		}
 	}
+}
+
+// A call that runs for ten seconds is logged once, while it runs.
+func TestSlowCallsAreLogged(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		var log output
+		b.m.pool.log = slog.New(slog.NewTextHandler(&log, nil))
+		c := b.open(protocols[0])
+		call := c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`)
+		x := b.begin(c.request(http.MethodPost, call))
+		pass(slowCall - time.Second)
+		check(t, "before that time", log.String(), "")
+		pass(2 * time.Minute)
+		x.got()
+		const record = `msg="a call is still running" request=tools/call method=wait`
+		check(t, "records", strings.Count(log.String(), record), 1)
+	})
 }

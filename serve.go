@@ -274,10 +274,12 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if err != nil {
 		return fmt.Errorf("writing the key of sessions: %w", err)
 	}
-	return a.withRegistry(roots, *config, func(r *Registry) error {
+	err = a.withRegistry(roots, *config, func(r *Registry) error {
 		d.registry = r
 		return d.serve(ctx, newGate(a.claims, key, flags.requireClaim, d.log))
 	})
+	d.log.Info("stopped", "why", cmp.Or(err, context.Cause(ctx)))
+	return err
 }
 
 // lockBase makes this process the daemon of its base folder, until the lock is closed. The
@@ -342,7 +344,7 @@ func (d *daemon) announce(roots []string) error {
 	if err := replaceFile(filepath.Join(d.app.data, recordName), marshal(d.record)); err != nil {
 		return err
 	}
-	d.log.Info("listening", "address", d.listener.Addr().String(), "url", d.record.URL,
+	d.log.Info("listening", "version", version(), "address", d.listener.Addr().String(), "url", d.record.URL,
 		"webhooks", d.whoSendsWebhooks())
 	return nil
 }

@@ -181,3 +181,13 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	writeCertificate(t, dir, 3)
 	wantSerial(3)
 }
+
+// The first record of the log has the version and the address, the last one says why the
+// daemon ended.
+func TestLogBeginsAndEnds(t *testing.T) {
+	d := startDaemon(t, t.TempDir())
+	check(t, "status", d.stop(t), 0)
+	lines := strings.Split(strings.TrimSpace(d.Log.String()), "\n")
+	checkContains(t, "the first record", lines[0], "msg=listening version=", " address=127.0.0.1:")
+	checkContains(t, "the last record", lines[len(lines)-1], "msg=stopped why=")
+}

@@ -405,6 +405,7 @@ func newPool(name string, perSession bool, start func(owner *Caller) (*Worker, e
 		ctx:        ctx,
 		cancel:     cancel,
 		source:     source{Name: name},
+		log:        slog.New(slog.DiscardHandler),
 		perSession: perSession,
 		running:    new(sync.WaitGroup),
 		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
