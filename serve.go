@@ -567,18 +567,23 @@ func (d *daemon) followModules(ctx context.Context) {
 		}
 		// Before the report: a change during the report then leads to another one.
 		changed := d.registry.Changed()
+		isFirst := !d.bannered.Load()
+		if !settled { // from now on, records show what the banner may miss
+			d.bannered.Store(true)
+		}
 		modules := d.app.report(d.registry, scopeAll(), scopeAll(), d.record)
 		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
 			d.log.Warn("writing the report", "err", err)
 		}
 		if settled {
-			logReady()
+			logReady() // not shown before the banner
 		}
+		d.bannered.Store(true)
 		base := "" // commands need no -base
 		if d.app.base != "" {
 			base = filepath.Dir(d.app.data)
 		}
-		if !d.bannered.Swap(true) {
+		if isFirst {
 			writeText(d.out, "banner", map[string]any{
 				"Modules":  modules,
 				"Root":     d.registry.Roots[0],
