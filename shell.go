@@ -120,20 +120,24 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 	if !ok {
 		return nil, fmt.Errorf("no method %q", name)
 	}
-	// $0 is the script, so that a module can find files beside it. The quotes around
-	// the name keep the shell from reading it as a reserved word or an alias. The
-	// script may define the function in some calls only.
-	program := fmt.Sprintf(isFunction+`. "$0" && if usher_is %[1]s; then "%[1]s" "$@"
-		else command echo the script defines no function %[1]s >&2; exit 127; fi`, name)
-	args := []string{"-c", program, s.path}
-	for _, p := range parseDoc(doc, kindShell).params {
+	// $0 is the script, so that a module can find files beside it. The script sees none of the
+	// values as its own arguments: many scripts end in "$@". The quotes around the name keep
+	// the shell from reading it as a reserved word or an alias. The script may define the
+	// function in some calls only.
+	var stored, passed string
+	args := []string{"-c", "", s.path}
+	for i, p := range parseDoc(doc, kindShell).params {
 		value := members(arguments).get(p.name)
 		text, ok := unquote(value)
 		if !ok { // other values are JSON, and omitted ones ""
 			text = strings.TrimPrefix(string(value), "null")
 		}
 		args = append(args, text) // $1, $2, … as documented
+		stored += fmt.Sprintf("usher_%d=${%[1]d}; ", i+1)
+		passed += fmt.Sprintf(` "$usher_%d"`, i+1)
 	}
+	args[1] = fmt.Sprintf(isFunction+`%[2]sset --; . "$0" && if usher_is %[1]s; then "%[1]s"%[3]s
+		else command echo the script defines no function %[1]s >&2; exit 127; fi`, name, stored, passed)
 	return args, nil
 }
 
