@@ -177,6 +177,50 @@ func TestLanguagesAreHostedAlike(t *testing.T) {
 	}
 }
 
+// Bytes that a method returns are an image to a client, and the image itself to the sender of a
+// webhook; in an object they are base64. Content blocks are passed on.
+func TestBytesInEachLanguage(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	modules := map[string]string{
+		"go.usher.go": goHead + "func HandleDraw() []byte { return []byte(\"\\x89PNG\\r\\n\\x1a\\n\") }\n" +
+			"func Text() any { return []byte(\"hi\") }\n" +
+			"func Blocks() any { return []any{map[string]any{\"type\": \"image\", " +
+			"\"data\": []byte(\"hi\"), \"mimeType\": \"image/png\"}} }\n",
+		"py.usher.py": "def handleDraw(): return b'\\x89PNG\\r\\n\\x1a\\n'\n" +
+			"def text(): return bytearray(b'hi')\n" +
+			"def blocks(): return [{'type': 'image', 'data': b'hi', 'mimeType': 'image/png'}]\n",
+		"js.usher.js": "export const handleDraw = () => Buffer.from('\\x89PNG\\r\\n\\x1a\\n', 'latin1')\n" +
+			"export const text = () => new Uint8Array([104, 105]).buffer\n" +
+			"export const blocks = () => [{ type: 'image', data: new Uint8Array([104, 105]), mimeType: 'image/png' }]\n",
+		"sh.usher.sh": "# Draws.\nhandleDraw() { printf '\\211PNG\\r\\n\\032\\n'; }\n" +
+			"# Text.\ntext() { printf hi; }\n" +
+			"# Blocks.\nblocks() { echo '[ {\"type\":\"image\",\"data\":\"aGk=\",\"mimeType\":\"image/png\"}]'; }\n",
+	}
+	var tools []string
+	for _, file := range sortedKeys(modules) {
+		needLanguage(t, file)
+		write(t, dir+"/"+file, modules[file])
+		name, _, _ := strings.Cut(file, ".")
+		tools = append(tools, name+"_blocks", name+"_handleDraw", name+"_text")
+	}
+	d := startDaemon(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools(tools...)
+	const png = "\x89PNG\r\n\x1a\n"
+	image := func(data string) string { return `{"type":"image","data":"` + data + `","mimeType":"image/png"}` }
+	for _, name := range []string{"go", "js", "py", "sh"} {
+		t.Run(name, func(t *testing.T) {
+			check(t, "an image", sortedJSON(t, c.call(name+"_handleDraw", "").text()),
+				sortedJSON(t, image("iVBORw0KGgo=")))
+			check(t, "text", c.call(name+"_text", "").text(), "hi")
+			check(t, "content blocks", sortedJSON(t, c.call(name+"_blocks", "").text()),
+				sortedJSON(t, image("aGk=")))
+			wantAnswer(t, d.deliver(t, name+"/handleDraw", `{}`), 200, "image/png", png)
+		})
+	}
+}
+
 // After a cancelled call that never ends, the module answers the next one: in the same
 // process, except that usher ends processes that can't do anything else meanwhile, and
 // replaces others after the time-out of calls.

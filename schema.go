@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"path"
 	"reflect"
 	"regexp"
@@ -17,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // webhookParam is the parameter with the metadata of a webhook. It is in no schema, and no
@@ -618,23 +620,81 @@ func failure(text string) object {
 
 // textOnly returns the tool result with one text, a JSON string.
 func textOnly(text json.RawMessage) object {
-	return object{{"content", fmt.Appendf(nil, `[{"type":"text","text":%s}]`, text)}}
+	return contentOf(fmt.Appendf(nil, `{"type":"text","text":%s}`, text))
 }
 
 // methodResult returns the tool result for an answer of usher's own runtimes (the shims
-// and the generated main of a Go module). If the answer contains the value that the
-// method returned, methodResult makes the result from the value. Otherwise, for example
+// and the generated main of a Go module). If the answer contains the value or the bytes that
+// the method returned, methodResult makes the result from these. Otherwise, for example
 // after a failure, the answer is the result.
 func methodResult(answer object) object {
-	if value := answer.object("_meta").get("usher/value"); value != nil {
+	meta := answer.object("_meta")
+	encoded := meta.get("usher/bytes")
+	value := meta.get("usher/value")
+	switch {
+	case encoded != nil:
+		return bytesResult(encoded)
+	case value != nil:
 		return toolResult(value)
 	}
 	return answer
 }
 
+// bytesResult returns the tool result for bytes, given as base64 in a JSON string: an image or
+// audio, else their text, or the base64 if they are not UTF-8.
+func bytesResult(encoded json.RawMessage) object {
+	var data []byte
+	_ = json.Unmarshal(encoded, &data) // the shims' own base64
+	if media := mediaResult(data); media != nil {
+		return media
+	}
+	if utf8.Valid(data) {
+		return textOnly(quote(string(data)))
+	}
+	return textOnly(encoded)
+}
+
+// mediaTypes are the types of files that become an image or audio.
+var mediaTypes = []string{
+	"image/png", "image/jpeg", "image/gif", "image/webp", "audio/wave", "audio/mpeg",
+}
+
+// mediaResult returns the tool result for bytes that begin like an image or audio file, else nil.
+func mediaResult(data []byte) object {
+	mime := http.DetectContentType(data)
+	if len(data) > 1 && data[0] == 0xFF && data[1]&0xE6 == 0xE2 { // MP3 without a tag before it
+		mime = "audio/mpeg"
+	}
+	if !slices.Contains(mediaTypes, mime) {
+		return nil
+	}
+	kind, _, _ := strings.Cut(mime, "/")
+	mime = strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples
+	return contentOf(object{{"type", quote(kind)}, {"data", marshal(data)}, {"mimeType", quote(mime)}}.encode())
+}
+
+// contentOf returns the tool result with one content block.
+func contentOf(block json.RawMessage) object {
+	return object{{"content", fmt.Appendf(nil, "[%s]", block)}}
+}
+
+// resultMedia returns the bytes and the type of the image or audio that a tool's result consists
+// of, or nil if it consists of anything else.
+func resultMedia(result object) (data []byte, mime string) {
+	content := items(result.get("content"))
+	if len(content) != 1 || !isNull(result.get("structuredContent")) {
+		return nil, ""
+	}
+	block := members(content[0])
+	if json.Unmarshal(block.get("data"), &data) != nil {
+		return nil, ""
+	}
+	return data, block.text("mimeType")
+}
+
 // toolResult returns the tool result for a value that a method returned. An object that is a
-// tool result already is passed on; any other object becomes structured content and text.
-// The result for nil or null has no content.
+// tool result already is passed on, and so are content blocks, one or several; any other object
+// becomes structured content and text. The result for nil or null has no content.
 func toolResult(value json.RawMessage) object {
 	value = oneLine(bytes.TrimSpace(value))
 	fields := members(value)
@@ -643,29 +703,57 @@ func toolResult(value json.RawMessage) object {
 		return object{{"content", json.RawMessage("[]")}}
 	case fields != nil && isToolResult(fields):
 		return fields
+	case isContent(value):
+		return contentOf(value)
 	case fields != nil:
 		return append(textOnly(quote(string(value))), member{"structuredContent", value})
+	case value[0] == '[' && string(value) != "[]" && areContent(items(value)):
+		return object{{"content", value}}
 	case value[0] == '"':
 		return textOnly(value)
 	}
 	return textOnly(quote(string(value)))
 }
 
-var (
-	contentTypes = []string{"text", "image", "audio", "resource", "resource_link"}
-	resultKeys   = []string{"content", "structuredContent", "isError", "_meta"}
-)
+// contentTypes lists the types of MCP's content blocks, with the members that each must have, and
+// those that it may have.
+var contentTypes = map[string]struct{ required, optional []string }{
+	"text":     {required: []string{"text"}},
+	"image":    {required: []string{"data", "mimeType"}},
+	"audio":    {required: []string{"data", "mimeType"}},
+	"resource": {required: []string{"resource"}},
+	"resource_link": {
+		required: []string{"name", "uri"},
+		optional: []string{"title", "description", "mimeType", "size", "icons"},
+	},
+}
 
-// isToolResult reports whether an object is the result of an MCP tool: its content is a list
-// of known types, and all its keys are those of a result.
-func isToolResult(value object) bool {
-	content := items(value.get("content"))
-	for _, block := range content {
-		if !slices.Contains(contentTypes, members(block).text("type")) {
+// isContent reports whether a value is a content block of MCP.
+func isContent(value json.RawMessage) bool {
+	block := members(value)
+	kind, known := contentTypes[block.text("type")]
+	for _, key := range kind.required {
+		_, isText := unquote(block.get(key))
+		if !isText && (key != "resource" || block.object(key).text("uri") == "") {
 			return false
 		}
 	}
-	return content != nil && len(value.without(resultKeys...)) == 0
+	block = block.without("type", "annotations", "_meta").without(kind.required...)
+	return known && len(block.without(kind.optional...)) == 0
+}
+
+// areContent reports whether a list, nil for none, consists of content blocks.
+func areContent(list []json.RawMessage) bool {
+	isOther := func(value json.RawMessage) bool { return !isContent(value) }
+	return list != nil && !slices.ContainsFunc(list, isOther)
+}
+
+var resultKeys = []string{"content", "structuredContent", "isError", "_meta"}
+
+// isToolResult reports whether an object is the result of an MCP tool: its content is a list
+// of content blocks, and all its keys are those of a result.
+func isToolResult(value object) bool {
+	return areContent(items(value.get("content"))) && len(value.without(resultKeys...)) == 0
 }
 
 // resultText returns a tool's result for people: its structured content or, if it has none,

@@ -217,15 +217,21 @@ func TestCheckEnds(t *testing.T) {
 	}
 }
 
-// A value becomes a tool's result: a result as it is, an object as structured content, all
-// else as text.
+// A value becomes a tool's result: a result as it is, content blocks as its content, an object as
+// structured content, all else as text.
 func TestValueBecomesAResult(t *testing.T) {
 	text := func(s string) string {
 		return `{"content":[{"type":"text","text":` + string(quote(s)) + `}]`
 	}
 	// structured returns how an object is shown: as text too.
 	structured := func(s string) string { return text(s) + `,"structuredContent":` + s + `}` }
-	const xContent = `{"content":[{"type":"text","text":"x"}],`
+	const (
+		xText    = `{"type":"text","text":"x"}`
+		xContent = `{"content":[` + xText + `],`
+		image    = `{"type":"image","data":"","mimeType":"image/png","annotations":{},"_meta":{}}`
+		link     = `{"type":"resource_link","name":"n","uri":"u:","size":1,"description":"d"}`
+		page     = `{"type":"resource","resource":{"uri":"u:","text":"t"}}`
+	)
 	for value, want := range map[string]string{
 		``:                                      `{"content":[]}`,
 		`null`:                                  `{"content":[]}`,
@@ -239,12 +245,52 @@ func TestValueBecomesAResult(t *testing.T) {
 		`{"content":[{"type":"poem"}]}`:         structured(`{"content":[{"type":"poem"}]}`),
 		xContent + `"isError":true,"_meta":{}}`: xContent + `"isError":true,"_meta":{}}`,
 		`{"content":[]}`:                        `{"content":[]}`,
+		`[]`:                                    text(`[]`) + `}`,
+		xText:                                   `{"content":[` + xText + `]}`,
+		`[` + xText + `,` + image + `]`:         `{"content":[` + xText + `,` + image + `]}`,
+		`[` + xText + `,1]`:                     text(`[`+xText+`,1]`) + `}`,
+		link:                                    `{"content":[` + link + `]}`,
+		page:                                    `{"content":[` + page + `]}`,
+		`{"type":"text"}`:                       structured(`{"type":"text"}`),
+		`{"type":"text","text":1}`:              structured(`{"type":"text","text":1}`),
+		`{"type":"text","text":"x","id":1}`:     structured(`{"type":"text","text":"x","id":1}`),
+		`{"type":"text","text":"x","title":""}`: structured(`{"type":"text","text":"x","title":""}`),
+		`{"type":"image","data":""}`:            structured(`{"type":"image","data":""}`),
+		`{"type":"resource","resource":{}}`:     structured(`{"type":"resource","resource":{}}`),
+		`{"content":[{"type":"text"}]}`:         structured(`{"content":[{"type":"text"}]}`),
 	} {
 		check(t, value, string(toolResult(json.RawMessage(value)).encode()), want)
 		if value != "" {
 			handed := methodResult(objectOf(`{"_meta":{"usher/value":` + value + `}}`))
 			check(t, value+" handed over", string(handed.encode()), want)
 		}
+	}
+}
+
+// Bytes become an image or audio if they begin like one, else text.
+func TestBytesBecomeAResult(t *testing.T) {
+	t.Parallel()
+	// media returns the result with one block.
+	media := func(kind, mime string) string {
+		return `{"content":[{"type":"` + kind + `","data":"%s","mimeType":"` + kind + "/" + mime + `"}]}`
+	}
+	for data, want := range map[string]string{
+		"\x89PNG\r\n\x1a\n":                media("image", "png"),
+		"\xff\xd8\xff\xe0":                 media("image", "jpeg"),
+		"GIF89a":                           media("image", "gif"),
+		"RIFF\x00\x00\x00\x00WEBPVP8 ":     media("image", "webp"),
+		"RIFF\x00\x00\x00\x00WAVEfmt ":     media("audio", "wav"),
+		"ID3\x04":                          media("audio", "mpeg"),
+		"\xff\xfb\x90":                     media("audio", "mpeg"),
+		"%PDF-1.4 é":                       shownText("%PDF-1.4 é"),
+		"":                                 shownText(""),
+		"\x1f\x8b\x08":                     shownText("%s"),
+		"\xff\xfeh\x00i\x00":               shownText("%s"),
+		"RIFF\x00\x00\x00\x00AVI \xff\xff": shownText("%s"),
+	} {
+		base64 := strings.Trim(string(marshal([]byte(data))), `"`)
+		got := methodResult(objectOf(`{"_meta":{"usher/bytes":"` + base64 + `"}}`))
+		check(t, fmt.Sprintf("%q", data), string(got.encode()), strings.ReplaceAll(want, "%s", base64))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // shellScript is the script of a shell module.
@@ -141,9 +142,12 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 	return args, nil
 }
 
-// shellResult returns the result of a call of a function: its output, as an object if it is
-// one, else as text.
+// shellResult returns the result of a call of a function: its output, as an object, as content
+// blocks, or as an image or audio if it is one, else as text.
 func shellResult(output []byte, err error) object {
+	if media := mediaResult(output); err == nil && media != nil && !utf8.Valid(output) {
+		return media
+	}
 	text := strings.ToValidUTF8(strings.TrimRight(string(output), "\n"), "\uFFFD")
 	value := json.RawMessage(text)
 	switch {
@@ -151,7 +155,7 @@ func shellResult(output []byte, err error) object {
 		return failure(errText(err))
 	case text == "":
 		return toolResult(nil)
-	case json.Valid(value) && members(value) != nil:
+	case json.Valid(value) && (members(value) != nil || areContent(items(value))):
 		return toolResult(value)
 	}
 	return toolResult(quote(text))

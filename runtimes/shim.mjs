@@ -297,17 +297,19 @@ function failure(message) {
 // result returns the answer to a call that returned value.
 function result(value) {
   try {
-    return `{"_meta":{"usher/value":${toJSON(value) ?? 'null'}}}`
+    const kind = isBytes(value) ? 'bytes' : 'value'
+    return `{"_meta":{"usher/${kind}":${toJSON(value) ?? 'null'}}}`
   } catch (err) {
     const why = /circular/.test(err.message) ? 'it contains itself' : err.message
     return failure(`the result can't be written as JSON: ${why}`)
   }
 }
 
-// toJSON does what JSON.stringify does, but throws for values that JSON.stringify drops
-// or changes.
+// toJSON does what JSON.stringify does, but writes bytes as base64, and throws for other
+// values that JSON.stringify drops or changes.
 function toJSON(value) {
-  return stringify(value, (key, v) => {
+  return stringify(value, function (key, v) {
+    if (isBytes(this[key])) return Buffer.from(this[key]).toString('base64')
     const type = typeof v
     let what = ''
     if (type === 'number' && !Number.isFinite(v)) what = String(v)
@@ -316,6 +318,10 @@ function toJSON(value) {
     if (what) throw new TypeError(`${key === '' ? 'it' : stringify(key)} is ${what}`)
     return v
   })
+}
+
+function isBytes(value) {
+  return value instanceof Uint8Array || value instanceof ArrayBuffer
 }
 
 // messageOf returns the message of a thrown value, which may be anything.

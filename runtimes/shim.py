@@ -104,10 +104,11 @@ def failure(message):
 def result(value):
     """Returns the answer to a call that returned a value, as JSON.
 
-    usher makes the tool result from it.
+    usher makes the tool result from it. Bytes are written as base64.
     """
     try:
-        return '{"_meta":{"usher/value":%s}}' % encode(value)
+        kind = "bytes" if isinstance(value, (bytes, bytearray)) else "value"
+        return '{"_meta":{"usher/%s":%s}}' % (kind, encode(value))
     except Exception as e:  # NaN, a cycle, an unknown type, a property that raises
         return failure(f"the result can't be written as JSON: {message_of(e)}")
 
