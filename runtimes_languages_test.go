@@ -183,19 +183,22 @@ func TestBytesInEachLanguage(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	modules := map[string]string{
-		"go.usher.go": goHead + "func HandleDraw() []byte { return []byte(\"\\x89PNG\\r\\n\\x1a\\n\") }\n" +
+		"go.usher.go": goHead + "func HandleDraw() []byte { " +
+			"return []byte(\"\\x89PNG\\r\\n\\x1a\\n\") }\n" +
 			"func Text() any { return []byte(\"hi\") }\n" +
 			"func Blocks() any { return []any{map[string]any{\"type\": \"image\", " +
 			"\"data\": []byte(\"hi\"), \"mimeType\": \"image/png\"}} }\n",
 		"py.usher.py": "def handleDraw(): return b'\\x89PNG\\r\\n\\x1a\\n'\n" +
 			"def text(): return bytearray(b'hi')\n" +
 			"def blocks(): return [{'type': 'image', 'data': b'hi', 'mimeType': 'image/png'}]\n",
-		"js.usher.js": "export const handleDraw = () => Buffer.from('\\x89PNG\\r\\n\\x1a\\n', 'latin1')\n" +
+		"js.usher.js": "export const handleDraw = () => Buffer.from('iVBORw0KGgo=', 'base64')\n" +
 			"export const text = () => new Uint8Array([104, 105]).buffer\n" +
-			"export const blocks = () => [{ type: 'image', data: new Uint8Array([104, 105]), mimeType: 'image/png' }]\n",
-		"sh.usher.sh": "# Draws.\nhandleDraw() { printf '\\211PNG\\r\\n\\032\\n'; }\n" +
-			"# Text.\ntext() { printf hi; }\n" +
-			"# Blocks.\nblocks() { echo '[ {\"type\":\"image\",\"data\":\"aGk=\",\"mimeType\":\"image/png\"}]'; }\n",
+			"export const blocks = () => [{ type: 'image', mimeType: 'image/png',\n" +
+			"  data: new Uint8Array([104, 105]) }]\n",
+		"sh.usher.sh": "# Draws.\nhandleDraw() { printf '" +
+			`{"type":"image","data":"iVBORw0KGgo=","mimeType":"image/png"}` + "'; }\n" +
+			"# Text.\ntext() { printf hi; }\n# Blocks.\nblocks() { echo '[ " +
+			`{"type":"image","data":"aGk=","mimeType":"image/png"}` + "]'; }\n",
 	}
 	var tools []string
 	for _, file := range sortedKeys(modules) {
@@ -208,7 +211,9 @@ func TestBytesInEachLanguage(t *testing.T) {
 	c := connect(t, d.URL)
 	c.awaitTools(tools...)
 	const png = "\x89PNG\r\n\x1a\n"
-	image := func(data string) string { return `{"type":"image","data":"` + data + `","mimeType":"image/png"}` }
+	image := func(data string) string {
+		return `{"type":"image","data":"` + data + `","mimeType":"image/png"}`
+	}
 	for _, name := range []string{"go", "js", "py", "sh"} {
 		t.Run(name, func(t *testing.T) {
 			check(t, "an image", sortedJSON(t, c.call(name+"_handleDraw", "").text()),

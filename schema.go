@@ -37,19 +37,19 @@ type Method struct {
 }
 
 // parseMethod parses an MCP tool definition of a module of the given kind. It removes the
-// tags from the description and applies them. A problem, "" for none, keeps the method from
-// receiving webhooks, not from being called.
-func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem string) {
+// tags from the description and applies them. A problem may keep the method from receiving
+// webhooks, not from being called.
+func parseMethod(definition json.RawMessage, kind Kind) *Method {
 	list := members(definition)
-	m = &Method{
+	m := &Method{
 		Name:    list.text("name"),
 		docTags: parseDoc(list.text("description"), kind),
 	}
 	m.IsHook = m.IsHook || kind != kindConfig && strings.HasPrefix(m.Name, "handle")
 	if err := checkHookPath(cmp.Or(m.Hook, m.Name)); err != nil && m.IsHook {
-		problem = fmt.Sprintf("%s: %v", m.Name, err)
+		m.problems = append(m.problems, err.Error())
 	}
-	input := cleanSchema(list.get("inputSchema"), m.params, kind)
+	input := m.cleanSchema(list.get("inputSchema"), kind)
 	m.definition = list.without("name", "description")
 	if m.description != "" {
 		m.definition = m.definition.set("description", quote(m.description))
@@ -62,7 +62,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem stri
 	for _, property := range members(input).object("properties") {
 		m.Parameters = append(m.Parameters, property.key)
 	}
-	return m, problem
+	return m
 }
 
 var headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
@@ -83,17 +83,17 @@ func (m *Method) appURI() string {
 	return m.definition.object("_meta").object("ui").text("resourceUri")
 }
 
-// cleanSchema returns a method's schema without webhookParam, and with the documentation of
+// cleanSchema returns the method's schema without webhookParam, and with the documentation of
 // its parameters. If the language declares no types, cleanSchema adds the parameters that
 // only the documentation names. The result always has properties, as some clients require
-// them.
-func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMessage {
+// them. It allows no others, unless the shim has added additionalProperties.
+func (m *Method) cleanSchema(schema json.RawMessage, kind Kind) json.RawMessage {
 	list := members(schema)
 	props := list.object("properties")
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
 	untyped := kind == kindNode || kind == kindShell
-	for _, d := range docs {
+	for _, d := range m.params {
 		own := props.get(d.name)
 		if own == nil && !untyped {
 			continue
@@ -101,10 +101,14 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 		if own == nil && !d.optional {
 			required = append(required, d.name)
 		}
-		props = props.set(d.name, documented(own, d))
+		props = props.set(d.name, m.documented(own, d))
 	}
+	props = props.without(webhookParam)
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
-	list = list.without("required").set("properties", props.without(webhookParam).encode())
+	if kind.singleFile() && len(props) > 0 && list.get("additionalProperties") == nil {
+		list = list.set("additionalProperties", json.RawMessage("false"))
+	}
+	list = list.without("required").set("properties", props.encode())
 	if len(required) > 0 {
 		list = list.set("required", marshal(required))
 	}
@@ -113,10 +117,14 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 
 // documented adds a parameter's documentation to its schema, which may be nil: the text,
 // the default, and the type unless the schema has one.
-func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
+func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own := members(schema)
 	if len(own.without("description", "default")) == 0 {
 		own = append(docType(d.kind), own...)
+		if name := strings.TrimRight(d.kind, " []"); d.kind != "" && docType(name) == nil {
+			want := cmp.Or(typeSlips[name], strings.Join(docTypes, ", "))
+			m.problems = append(m.problems, fmt.Sprintf("@param {%s} %s: want %s", d.kind, d.name, want))
+		}
 	}
 	if d.defaultValue != nil && own.get("default") == nil {
 		own = own.set("default", d.defaultValue)
@@ -129,6 +137,9 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 
 // docTypes are the JSON Schema types that @param can name.
 var docTypes = []string{"string", "object", "array", "boolean", "integer", "number"}
+
+// typeSlips maps names of types in other languages to those that @param wants.
+var typeSlips = map[string]string{"int": "integer", "float": "number", "bool": "boolean", "str": "string"}
 
 // docType returns the schema of a type in @param; an empty one if the type is unknown.
 func docType(s string) object {
@@ -170,7 +181,8 @@ type docTags struct {
 	Signature   string
 	description string // without the lines of the tags
 	params      []paramDoc
-	annotations object // of MCP
+	annotations object   // of MCP
+	problems    []string // for the module's author
 }
 
 // paramDoc is the documentation of a parameter.
@@ -193,6 +205,9 @@ var annotationTags = map[string]string{
 // makes the webhook invalid instead of unprotected.
 var misplacedTag = regexp.MustCompile(`\S\s+@(webhook|signature)(\s|$)`)
 
+// lateTag matches any other tag inside a line, which is text.
+var lateTag = regexp.MustCompile(`\S\s+@(param|readonly|destructive|idempotent)(\s|$)`)
+
 // parseDoc parses the documentation of a method of a module of a kind. Each tag begins a
 // line; other lines that begin with @ are text.
 func parseDoc(doc string, kind Kind) docTags {
@@ -214,6 +229,7 @@ func parseDoc(doc string, kind Kind) docTags {
 		// Any space ends a tag, a tab too: an overlooked @signature would protect nothing.
 		tag, _, _ := strings.Cut(strings.Join(strings.Fields(trimmed), " "), " ")
 		rest := strings.TrimSpace(trimmed[len(tag):])
+		misplaced := lateTag.MatchString(line)
 		switch {
 		case tag == "@webhook":
 			t.IsHook = true
@@ -224,6 +240,7 @@ func parseDoc(doc string, kind Kind) docTags {
 			t.annotations = t.annotations.set(annotationTags[tag], json.RawMessage("true"))
 		case kind.singleFile() && tag == "@param":
 			p, ok := parseParam(rest)
+			misplaced = misplaced || !ok
 			if ok && !strings.Contains(p.name, ".") { // a.b is a field of the parameter a
 				t.params = append(t.params, p)
 				wraps = true
@@ -233,6 +250,9 @@ func parseDoc(doc string, kind Kind) docTags {
 			if misplacedTag.MatchString(line) {
 				t.Signature = cmp.Or(t.Signature, trimmed)
 			}
+		}
+		if misplaced && kind.singleFile() {
+			t.problems = append(t.problems, trimmed+": want a tag on its own line, such as @param {type} name")
 		}
 	}
 	t.description = strings.TrimSpace(strings.Join(text, "\n"))
@@ -640,56 +660,47 @@ func methodResult(answer object) object {
 	return answer
 }
 
-// bytesResult returns the tool result for bytes, given as base64 in a JSON string: an image or
-// audio, else their text, or the base64 if they are not UTF-8.
-func bytesResult(encoded json.RawMessage) object {
-	var data []byte
-	_ = json.Unmarshal(encoded, &data) // the shims' own base64
-	if media := mediaResult(data); media != nil {
-		return media
-	}
-	if utf8.Valid(data) {
-		return textOnly(quote(string(data)))
-	}
-	return textOnly(encoded)
-}
-
 // mediaTypes are the types of files that become an image or audio.
 var mediaTypes = []string{
 	"image/png", "image/jpeg", "image/gif", "image/webp", "audio/wave", "audio/mpeg",
 }
 
-// mediaResult returns the tool result for bytes that begin like an image or audio file, else nil.
-func mediaResult(data []byte) object {
+// bytesResult returns the tool result for bytes, given as base64 in a JSON string: an image or
+// audio, else their text, or the base64 if they are not UTF-8.
+func bytesResult(encoded json.RawMessage) object {
+	var data []byte
+	_ = json.Unmarshal(encoded, &data) // the shims' own base64
 	mime := http.DetectContentType(data)
 	if len(data) > 1 && data[0] == 0xFF && data[1]&0xE6 == 0xE2 { // MP3 without a tag before it
 		mime = "audio/mpeg"
 	}
-	if !slices.Contains(mediaTypes, mime) {
-		return nil
+	switch {
+	case slices.Contains(mediaTypes, mime):
+		kind, _, _ := strings.Cut(mime, "/")
+		mime = strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples
+		block := object{{"type", quote(kind)}, {"data", encoded}, {"mimeType", quote(mime)}}
+		return contentOf(block.encode())
+	case utf8.Valid(data):
+		encoded = quote(string(data))
 	}
-	kind, _, _ := strings.Cut(mime, "/")
-	mime = strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples
-	return contentOf(object{{"type", quote(kind)}, {"data", marshal(data)}, {"mimeType", quote(mime)}}.encode())
+	return textOnly(encoded)
+}
+
+// resultMedia returns the bytes and the type of the image or audio that is a tool's whole result,
+// or nil if the result is anything else.
+func resultMedia(result object) (data []byte, mime string) {
+	content := items(result.get("content"))
+	if len(content) == 1 && isNull(result.get("structuredContent")) {
+		block := members(content[0])
+		_ = json.Unmarshal(block.get("data"), &data) // other blocks have none
+		mime = block.text("mimeType")
+	}
+	return data, mime
 }
 
 // contentOf returns the tool result with one content block.
 func contentOf(block json.RawMessage) object {
 	return object{{"content", fmt.Appendf(nil, "[%s]", block)}}
-}
-
-// resultMedia returns the bytes and the type of the image or audio that a tool's result consists
-// of, or nil if it consists of anything else.
-func resultMedia(result object) (data []byte, mime string) {
-	content := items(result.get("content"))
-	if len(content) != 1 || !isNull(result.get("structuredContent")) {
-		return nil, ""
-	}
-	block := members(content[0])
-	if json.Unmarshal(block.get("data"), &data) != nil {
-		return nil, ""
-	}
-	return data, block.text("mimeType")
 }
 
 // toolResult returns the tool result for a value that a method returned. An object that is a
@@ -715,31 +726,32 @@ func toolResult(value json.RawMessage) object {
 	return textOnly(quote(string(value)))
 }
 
-// contentTypes lists the types of MCP's content blocks, with the members that each must have, and
-// those that it may have.
-var contentTypes = map[string]struct{ required, optional []string }{
-	"text":     {required: []string{"text"}},
-	"image":    {required: []string{"data", "mimeType"}},
-	"audio":    {required: []string{"data", "mimeType"}},
-	"resource": {required: []string{"resource"}},
-	"resource_link": {
-		required: []string{"name", "uri"},
-		optional: []string{"title", "description", "mimeType", "size", "icons"},
-	},
+// contentTypes lists the types of MCP's content blocks, with the members that each must have.
+var contentTypes = map[string][]string{
+	"text":          {"text"},
+	"image":         {"data", "mimeType"},
+	"audio":         {"data", "mimeType"},
+	"resource":      {"resource"},
+	"resource_link": {"name", "uri"},
 }
 
-// isContent reports whether a value is a content block of MCP.
+// isContent reports whether a value is a content block of MCP: it has the members that its type
+// requires, and none that are foreign to it.
 func isContent(value json.RawMessage) bool {
 	block := members(value)
-	kind, known := contentTypes[block.text("type")]
-	for _, key := range kind.required {
+	kind := block.text("type")
+	required := contentTypes[kind]
+	for _, key := range required {
 		_, isText := unquote(block.get(key))
 		if !isText && (key != "resource" || block.object(key).text("uri") == "") {
 			return false
 		}
 	}
-	block = block.without("type", "annotations", "_meta").without(kind.required...)
-	return known && len(block.without(kind.optional...)) == 0
+	others := block.without("type", "annotations", "_meta").without(required...)
+	if kind == "resource_link" {
+		others = others.without("title", "description", "mimeType", "size", "icons")
+	}
+	return required != nil && len(others) == 0
 }
 
 // areContent reports whether a list, nil for none, consists of content blocks.

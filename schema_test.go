@@ -16,6 +16,7 @@ import (
 // Tags become annotations and parameters of the tool, and leave its description.
 func TestTagsBecomeSchemas(t *testing.T) {
 	const object = `{"type":"object"}`
+	const closed = `{"type":"object","additionalProperties":false,"properties":`
 	// noText and text return definitions: with a schema, and with a description.
 	noText := func(schema string) string { return `{"inputSchema":` + schema + `}` }
 	text := func(doc string) string {
@@ -32,24 +33,30 @@ func TestTagsBecomeSchemas(t *testing.T) {
 			object, text(`Adds.`)},
 		{"a parameter's text", "go", "@param a the a",
 			`{"type":"object","properties":{"a":{"type":"string"}}}`,
-			noText(`{"type":"object","properties":{"a":{"type":"string","description":"the a"}}}`)},
+			noText(closed + `{"a":{"type":"string","description":"the a"}}}`)},
 		{"parameters of a shell function", "shell",
 			`@param {string} a - the a\n@param {integer} [n=3] how many`, object,
-			noText(`{"type":"object","properties":{"a":{"type":"string","description":"the a"},` +
+			noText(closed + `{"a":{"type":"string","description":"the a"},` +
 				`"n":{"type":"integer","default":3,"description":"how many"}},"required":["a"]}`)},
 		{"_webhook is in no schema", "go", "",
 			`{"type":"object","properties":{"_webhook":{},"a":{}},"required":["a","_webhook"]}`,
-			noText(`{"type":"object","properties":{"a":{}},"required":["a"]}`)},
+			noText(closed + `{"a":{}},"required":["a"]}`)},
 		{"literals, and fields of the one parameter", "node",
 			`@param {object} p\n@param {'x' | 'y'} [kind=x] which\n@param {(1|2)[]} n\n` +
 				`@param {'a'|string} s\n@param {string} p.deep.er`,
 			`{"type":"object","properties":{"p":{"enum":["of TypeScript"]}}}`,
-			noText(`{"type":"object","properties":{"p":{"enum":["of TypeScript"]},` +
+			noText(closed + `{"p":{"enum":["of TypeScript"]},` +
 				`"kind":{"enum":["x","y"],"default":"x","description":"which"},` +
 				`"n":{"type":"array","items":{"enum":[1,2]}},"s":{}},"required":["n","s"]}`)},
 		{"literals that contain | accept any value", "shell",
 			`@param {'a|b'|'c'|3} k which`, object,
-			noText(`{"type":"object","properties":{"k":{"description":"which"}},"required":["k"]}`)},
+			noText(closed + `{"k":{"description":"which"}},"required":["k"]}`)},
+		{"a method that takes the rest", "node", "@param a",
+			`{"type":"object","additionalProperties":true}`,
+			noText(`{"type":"object","additionalProperties":true,"properties":{"a":{}},"required":["a"]}`)},
+		{"a program's own schema", "server", "",
+			`{"type":"object","properties":{"a":{}}}`,
+			noText(`{"type":"object","properties":{"a":{}}}`)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m := methodOf(t, tt.rules, `"description":"`+tt.doc+`","inputSchema":`+tt.schema)
@@ -61,7 +68,7 @@ func TestTagsBecomeSchemas(t *testing.T) {
 // methodOf reads a method's definition, without its name.
 func methodOf(t *testing.T, rules, definition string) *Method {
 	t.Helper()
-	m, _ := parseMethod(json.RawMessage(`{"name":"x",`+definition+`}`), kindOf[rules])
+	m := parseMethod(json.RawMessage(`{"name":"x",`+definition+`}`), kindOf[rules])
 	return m
 }
 
@@ -85,7 +92,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"lost":{"$ref":"#/$defs/Gone"},"shape":{"anyOf":[{"$ref":"#/$defs/Circle"},
 			{"type":"object","properties":{"kind":{"enum":["box"]},"at":{"type":"array"},
 				"to":{"enum":[[]]}},"required":["kind","size"]}]}
-		},"required":["s","gone"],"$defs":{
+		},"required":["s","gone"],"additionalProperties":true,"$defs":{
 		"Circle":{"type":"object","properties":{"at":{"type":"integer"},"kind":{"enum":["circle"]}},
 			"required":["kind","radius"]},
 		"Bed":{"type":"object","properties":{"rows":{"type":"integer"},
@@ -346,10 +353,10 @@ func FuzzParseMethod(f *testing.F) {
 		if checkJSON(raw, "it") != nil || checkDefinition("tools", raw) != nil {
 			return
 		}
-		m, _ := parseMethod(raw, kindOf[kind])
+		m := parseMethod(raw, kindOf[kind])
 		named := object{{"name", quote("t")}}
 		shown := append(named, m.definition...).encode()
-		again, _ := parseMethod(shown, kindOf[kind])
+		again := parseMethod(shown, kindOf[kind])
 		reread := append(named, again.definition...).encode()
 		if !json.Valid(shown) || string(reread) != string(shown) || again.Name != "t" {
 			t.Fatalf("%s is read again as %s", shown, reread)

@@ -13,7 +13,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode/utf8"
 )
 
 // shellScript is the script of a shell module.
@@ -23,12 +22,19 @@ type shellScript struct {
 	options []string // of the shell, from the script's first line
 	about   string
 	docs    object // the comments of functions, by name
+
+	problems []string // for the script's author
 }
 
 var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
 	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w-]*)\s*(?:\(\)|\{)`)
+
+	// unexpanded matches most of what the shell does not expand: escaped characters, text in
+	// single quotes, and comments.
+	unexpanded    = regexp.MustCompile(`\\.|'[^']*'|(?m:\s#.*$)`)
+	shellArgument = regexp.MustCompile(`\$\{?[1-9@*]`)
 )
 
 // notMethods are commands that run their arguments. Some shells prefer them to a
@@ -57,8 +63,10 @@ func readScript(path string) (*shellScript, error) {
 		s.options = strings.Fields(m[2])
 	}
 	var comment []string
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
+	for text != "" {
+		start := text
+		line, rest, _ := strings.Cut(text, "\n")
+		text = rest
 		if rest, ok := strings.CutPrefix(line, "#"); ok {
 			comment = append(comment, strings.TrimPrefix(rest, " "))
 			continue
@@ -66,6 +74,14 @@ func readScript(path string) (*shellScript, error) {
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
 			s.docs = s.docs.set(m[1], quote(doc))
+			body := line
+			if !strings.HasSuffix(line, "}") {
+				body, _, _ = strings.Cut(start, "\n}")
+			}
+			body = unexpanded.ReplaceAllString(body, "")
+			if shellArgument.MatchString(body) && parseDoc(doc, kindShell).params == nil {
+				s.problems = append(s.problems, m[1]+": it uses $1, but has no @param")
+			}
 		} else if s.about == "" && s.docs == nil {
 			s.about = doc
 		}
@@ -88,7 +104,11 @@ func (s *shellScript) listFunctions() []string {
 
 // manifest returns what the module offers, if these names are functions.
 func (s *shellScript) manifest(functions []string) *manifest {
-	m := &manifest{About: firstSentence(s.about), Lists: make(map[string][]json.RawMessage)}
+	m := &manifest{
+		About:    firstSentence(s.about),
+		Problems: s.problems,
+		Lists:    make(map[string][]json.RawMessage),
+	}
 	for _, f := range s.docs {
 		name := f.key
 		if !slices.Contains(functions, name) || slices.Contains(notMethods, name) {
@@ -142,12 +162,9 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 	return args, nil
 }
 
-// shellResult returns the result of a call of a function: its output, as an object, as content
-// blocks, or as an image or audio if it is one, else as text.
+// shellResult returns the result of a call of a function: its output, as an object or as content
+// blocks if it is that, else as text.
 func shellResult(output []byte, err error) object {
-	if media := mediaResult(output); err == nil && media != nil && !utf8.Valid(output) {
-		return media
-	}
 	text := strings.ToValidUTF8(strings.TrimRight(string(output), "\n"), "\uFFFD")
 	value := json.RawMessage(text)
 	switch {
