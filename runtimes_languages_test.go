@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -174,6 +175,38 @@ func TestLanguagesAreHostedAlike(t *testing.T) {
 			a = d.deliver(t, "m/handleForm", `{"text":"by hook"}`, "X-Own: seen")
 			check(t, "a delivery", sortedJSON(t, a.Body), `{"own":"seen","text":"by hook"}`)
 		})
+	}
+}
+
+// A parameter that a method does not declare is refused, unless the method takes the rest or
+// declares none.
+func TestUndeclaredParameters(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	modules := map[string]string{
+		"go.usher.go": goHead + "func One(p struct{ A int `json:\"a\"` }) int { return p.A }\nfunc None() {}\n",
+		"py.usher.py": "def one(a: int): return a\ndef none(): pass\ndef rest(a: int, **more): return a\n",
+		"js.usher.js": "export const one = ({ a }) => a\nexport const none = () => null\n" +
+			"/** @param a */\nexport const rest = ({ a, ...more }) => a\n" +
+			"/** @param a */\nexport const whole = p => p.a\n",
+		"sh.usher.sh": "# One.\n# @param {integer} a\none() { echo $1; }\n# None.\nnone() { :; }\n",
+	}
+	var tools []string
+	for _, file := range sortedKeys(modules) {
+		needLanguage(t, file)
+		write(t, dir+"/"+file, modules[file])
+		name, _, _ := strings.Cut(file, ".")
+		tools = append(tools, name+"_none", name+"_one")
+	}
+	c := connect(t, startDaemon(t, dir).URL)
+	c.awaitTools(slices.Sorted(slices.Values(append(tools, "js_rest", "js_whole", "py_rest")))...)
+	for _, tool := range c.tools() {
+		_, method, _ := strings.Cut(tool, "_")
+		want := ""
+		if method == "one" {
+			want = `parameter "b" is unknown: want a`
+		}
+		check(t, tool, c.call(tool, `{"a":1,"b":2}`).failure(), want)
 	}
 }
 

@@ -204,7 +204,10 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 	for name, file := range files {
 		write(t, filepath.Join(dir, name+".usher.py"), file.text)
 	}
+	write(t, filepath.Join(dir, "odd.usher.py"), "from __future__ import annotations\ndef f(a: Gone): pass\n")
 	out := modulesOf(t, dir, nil)
+	checkContains(t, "usher modules", out,
+		"note: f: a may be anything, because its annotation is invalid: name 'Gone' is not defined")
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		t.Run(name, func(t *testing.T) {
 			want := fmt.Sprintf("module %q exited at startup (exit status 1): %s", name,

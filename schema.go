@@ -139,7 +139,12 @@ func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage 
 var docTypes = []string{"string", "object", "array", "boolean", "integer", "number"}
 
 // typeSlips maps names of types in other languages to those that @param wants.
-var typeSlips = map[string]string{"int": "integer", "float": "number", "bool": "boolean", "str": "string"}
+var typeSlips = map[string]string{
+	"int":   "integer",
+	"float": "number",
+	"bool":  "boolean",
+	"str":   "string",
+}
 
 // docType returns the schema of a type in @param; an empty one if the type is unknown.
 func docType(s string) object {
@@ -252,7 +257,7 @@ func parseDoc(doc string, kind Kind) docTags {
 			}
 		}
 		if misplaced && kind.singleFile() {
-			t.problems = append(t.problems, trimmed+": want a tag on its own line, such as @param {type} name")
+			t.problems = append(t.problems, trimmed+": want one tag, such as @param {string} name, on a line")
 		}
 	}
 	t.description = strings.TrimSpace(strings.Join(text, "\n"))

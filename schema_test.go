@@ -65,6 +65,30 @@ func TestTagsBecomeSchemas(t *testing.T) {
 	}
 }
 
+// Slips in tags are reported: they would otherwise take effect as something else, or not at all.
+func TestSlipsInTagsAreReported(t *testing.T) {
+	const wantTag = ": want one tag, such as @param {string} name, on a line"
+	const wantType = "want string, object, array, boolean, integer, number"
+	for doc, want := range map[string]string{
+		`@param {string} a\n@param {'x'|'y'} b\n@param {integer[][]} c\n@param d`: "",
+		`@param {int} a\n@param {bool[]} b`:                                       "@param {int} a: want integer; @param {bool[]} b: want boolean",
+		`@param {strng} a`:                                                        "@param {strng} a: " + wantType,
+		`@param {'a'|string} a`:                                                   "@param {'a'|string} a: " + wantType,
+		`Uses x. @param {string} x what`:                                          "Uses x. @param {string} x what" + wantTag,
+		`@param x what @readonly`:                                                 "@param x what @readonly" + wantTag,
+		`@param {string}`:                                                         "@param {string}" + wantTag,
+		`Mail a@param.example, or @parameter`:                                     "",
+	} {
+		m := methodOf(t, "shell", `"description":"`+doc+`","inputSchema":{"type":"object"}`)
+		check(t, doc, strings.Join(m.problems, "; "), want)
+		m = methodOf(t, "server", `"description":"`+doc+`","inputSchema":{"type":"object"}`)
+		check(t, doc+" in a program", len(m.problems), 0)
+	}
+	m := methodOf(t, "node", `"description":"@param {Stop} a","inputSchema":{"type":"object",`+
+		`"properties":{"a":{"type":"string"}}}`)
+	check(t, "a type that the language has", len(m.problems), 0)
+}
+
 // methodOf reads a method's definition, without its name.
 func methodOf(t *testing.T, rules, definition string) *Method {
 	t.Helper()

@@ -235,7 +235,8 @@ class Call {
       } else if (hasOnly(value, 'log', 'level')) {
         this.message(value)
       } else {
-        const given = kind(value) === 'object' ? `{ ${Object.keys(value).join(', ')} }` : kind(value)
+        let given = kind(value)
+        if (given === 'object') given = `{ ${Object.keys(value).join(', ')} }`
         const known = '{ ask, params }, { progress, total, message } or { log, level }'
         const err = new TypeError(`unknown yield of ${given}: want ${known}, and return the result`)
         resume = () => steps.throw(err)
