@@ -184,7 +184,8 @@ func TestUndeclaredParameters(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	modules := map[string]string{
-		"go.usher.go": goHead + "func One(p struct{ A int `json:\"a\"` }) int { return p.A }\nfunc None() {}\n",
+		"go.usher.go": goHead +
+			"func One(p struct{ A int `json:\"a\"` }) int { return p.A }\nfunc None() {}\n",
 		"py.usher.py": "def one(a: int): return a\ndef none(): pass\ndef rest(a: int, **more): return a\n",
 		"js.usher.js": "export const one = ({ a }) => a\nexport const none = () => null\n" +
 			"/** @param a */\nexport const rest = ({ a, ...more }) => a\n" +

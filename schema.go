@@ -121,9 +121,10 @@ func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage 
 	own := members(schema)
 	if len(own.without("description", "default")) == 0 {
 		own = append(docType(d.kind), own...)
-		if name := strings.TrimRight(d.kind, " []"); d.kind != "" && docType(name) == nil {
-			want := cmp.Or(typeSlips[name], strings.Join(docTypes, ", "))
-			m.problems = append(m.problems, fmt.Sprintf("@param {%s} %s: want %s", d.kind, d.name, want))
+		if d.kind != "" && docType(strings.TrimRight(d.kind, " []")) == nil {
+			const format = "@param {%s} %s: want %s"
+			want := strings.Join(docTypes, ", ")
+			m.problems = append(m.problems, fmt.Sprintf(format, d.kind, d.name, want))
 		}
 	}
 	if d.defaultValue != nil && own.get("default") == nil {
@@ -136,15 +137,7 @@ func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage 
 }
 
 // docTypes are the JSON Schema types that @param can name.
-var docTypes = []string{"string", "object", "array", "boolean", "integer", "number"}
-
-// typeSlips maps names of types in other languages to those that @param wants.
-var typeSlips = map[string]string{
-	"int":   "integer",
-	"float": "number",
-	"bool":  "boolean",
-	"str":   "string",
-}
+var docTypes = []string{"integer", "number", "string", "boolean", "object", "array"}
 
 // docType returns the schema of a type in @param; an empty one if the type is unknown.
 func docType(s string) object {
@@ -654,12 +647,10 @@ func textOnly(text json.RawMessage) object {
 // after a failure, the answer is the result.
 func methodResult(answer object) object {
 	meta := answer.object("_meta")
-	encoded := meta.get("usher/bytes")
-	value := meta.get("usher/value")
-	switch {
-	case encoded != nil:
+	if encoded := meta.get("usher/bytes"); encoded != nil {
 		return bytesResult(encoded)
-	case value != nil:
+	}
+	if value := meta.get("usher/value"); value != nil {
 		return toolResult(value)
 	}
 	return answer
@@ -709,15 +700,17 @@ func contentOf(block json.RawMessage) object {
 }
 
 // toolResult returns the tool result for a value that a method returned. An object that is a
-// tool result already is passed on, and so are content blocks, one or several; any other object
-// becomes structured content and text. The result for nil or null has no content.
+// tool result already, because it has content blocks and no foreign members, is passed on, and so
+// are content blocks themselves, one or several. Any other object becomes structured content and
+// text. The result for nil or null has no content.
 func toolResult(value json.RawMessage) object {
 	value = oneLine(bytes.TrimSpace(value))
 	fields := members(value)
+	others := fields.without("content", "structuredContent", "isError", "_meta")
 	switch {
 	case isNull(value):
 		return object{{"content", json.RawMessage("[]")}}
-	case fields != nil && isToolResult(fields):
+	case len(others) == 0 && areContent(items(fields.get("content"))):
 		return fields
 	case isContent(value):
 		return contentOf(value)
@@ -763,14 +756,6 @@ func isContent(value json.RawMessage) bool {
 func areContent(list []json.RawMessage) bool {
 	isOther := func(value json.RawMessage) bool { return !isContent(value) }
 	return list != nil && !slices.ContainsFunc(list, isOther)
-}
-
-var resultKeys = []string{"content", "structuredContent", "isError", "_meta"}
-
-// isToolResult reports whether an object is the result of an MCP tool: its content is a list
-// of content blocks, and all its keys are those of a result.
-func isToolResult(value object) bool {
-	return areContent(items(value.get("content"))) && len(value.without(resultKeys...)) == 0
 }
 
 // resultText returns a tool's result for people: its structured content or, if it has none,

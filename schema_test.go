@@ -68,16 +68,16 @@ func TestTagsBecomeSchemas(t *testing.T) {
 // Slips in tags are reported: they would otherwise take effect as something else, or not at all.
 func TestSlipsInTagsAreReported(t *testing.T) {
 	const wantTag = ": want one tag, such as @param {string} name, on a line"
-	const wantType = "want string, object, array, boolean, integer, number"
+	const wantType = "want integer, number, string, boolean, object, array"
 	for doc, want := range map[string]string{
 		`@param {string} a\n@param {'x'|'y'} b\n@param {integer[][]} c\n@param d`: "",
-		`@param {int} a\n@param {bool[]} b`:                                       "@param {int} a: want integer; @param {bool[]} b: want boolean",
-		`@param {strng} a`:                                                        "@param {strng} a: " + wantType,
-		`@param {'a'|string} a`:                                                   "@param {'a'|string} a: " + wantType,
-		`Uses x. @param {string} x what`:                                          "Uses x. @param {string} x what" + wantTag,
-		`@param x what @readonly`:                                                 "@param x what @readonly" + wantTag,
-		`@param {string}`:                                                         "@param {string}" + wantTag,
-		`Mail a@param.example, or @parameter`:                                     "",
+		`@param {int} a\n@param {bool[]} b`: "@param {int} a: " + wantType +
+			"; @param {bool[]} b: " + wantType,
+		`@param {'a'|string} a`:               "@param {'a'|string} a: " + wantType,
+		`Uses x. @param {int} x`:              "Uses x. @param {int} x" + wantTag,
+		`@param x what @readonly`:             "@param x what @readonly" + wantTag,
+		`@param {string}`:                     "@param {string}" + wantTag,
+		`Mail a@param.example, or @parameter`: "",
 	} {
 		m := methodOf(t, "shell", `"description":"`+doc+`","inputSchema":{"type":"object"}`)
 		check(t, doc, strings.Join(m.problems, "; "), want)

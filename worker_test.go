@@ -53,16 +53,20 @@ func TestStartErrorIsNamed(t *testing.T) {
 	const stack = "    at one\\\\n    at two\\\\n    at three\\\\n    at four\\\\n    at five {\\\\n" +
 		"  code: 1,\\\\n  list: []\\\\n}\\\\n\\\\nNode.js v22\\\\n"
 	var entries []string
-	for _, line := range []string{"Error: Cannot find module", "pkg.OddError [X]: oh no", "panic: no key", "ZodError: ["} {
+	for _, line := range []string{
+		"Error: Cannot find module", "pkg.OddError [X]: oh no", "panic: no key", "ZodError: [",
+	} {
 		entries = append(entries, fmt.Sprintf(
-			`"m%d":{"command":"sh","args":["-c","printf 'a: b\\n%s\\n%s' >&2; exit 1"]}`, len(entries), line, stack))
+			`"m%d":{"command":"sh","args":["-c","printf 'a: b\\n%s\\n%s' >&2; exit 1"]}`,
+			len(entries), line, stack))
 	}
 	entries = append(entries, `"home":{"command":"~/bin/foo"}`)
-	write(t, dir+"/.mcp.json", strings.ReplaceAll(`{"mcpServers":{`+strings.Join(entries, ",")+`}}`, `\\`, `\`))
+	write(t, dir+"/.mcp.json", `{"mcpServers":{`+strings.Join(entries, ",")+`}}`)
 	out := modulesOf(t, dir, nil)
 	const exited = "exited at startup (exit status 1): "
-	checkContains(t, "usher modules", out, exited+"Error: Cannot find module\n", exited+"pkg.OddError [X]: oh no\n",
-		exited+"panic: no key\n", "Node.js v22", `command "~/bin/foo": ~ is not expanded: write ${HOME}`)
+	checkContains(t, "usher modules", out, exited+"Error: Cannot find module\n",
+		exited+"pkg.OddError [X]: oh no\n", exited+"panic: no key\n",
+		"Node.js v22", `command "~/bin/foo": ~ is not expanded: write ${HOME}`)
 	check(t, "stacks", strings.Count(out, "at five"), 1) // nothing names the error
 }
 
