@@ -218,17 +218,16 @@ func parseDoc(doc string, kind Kind) docTags {
 	for line := range strings.Lines(doc) {
 		line = strings.TrimRight(line, "\r\n")
 		trimmed := strings.TrimSpace(line)
-		if wraps && trimmed != "" && line[0] <= ' ' && trimmed[0] != '@' {
-			last := &t.params[len(t.params)-1]
-			last.text = strings.TrimSpace(last.text + " " + trimmed)
-			continue
-		}
-		wraps = false
+		wrapped := wraps && trimmed != "" && line[0] <= ' ' && trimmed[0] != '@'
+		wraps = wrapped
 		// Any space ends a tag, a tab too: an overlooked @signature would protect nothing.
 		tag, _, _ := strings.Cut(strings.Join(strings.Fields(trimmed), " "), " ")
 		rest := strings.TrimSpace(trimmed[len(tag):])
 		misplaced := lateTag.MatchString(line)
 		switch {
+		case wrapped:
+			last := &t.params[len(t.params)-1]
+			last.text = strings.TrimSpace(last.text + " " + trimmed)
 		case tag == "@webhook":
 			t.IsHook = true
 			t.Hook = cmp.Or(t.Hook, strings.TrimPrefix(rest, "/"))
@@ -245,9 +244,9 @@ func parseDoc(doc string, kind Kind) docTags {
 			}
 		default:
 			text = append(text, line)
-			if misplacedTag.MatchString(line) {
-				t.Signature = cmp.Or(t.Signature, trimmed)
-			}
+		}
+		if misplacedTag.MatchString(line) {
+			t.Signature = cmp.Or(t.Signature, trimmed)
 		}
 		if misplaced && kind.singleFile() {
 			t.problems = append(t.problems, trimmed+": want one tag, such as @param {string} name, on a line")

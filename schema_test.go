@@ -87,6 +87,15 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 	m := methodOf(t, "node", `"description":"@param {Stop} a","inputSchema":{"type":"object",`+
 		`"properties":{"a":{"type":"string"}}}`)
 	check(t, "a type that the language has", len(m.problems), 0)
+	for _, doc := range []string{
+		`@param x what @signature github K`, `@param x what\n  and @signature github K`,
+		`@webhook a/b @signature github K`, `Takes it. @signature github K`,
+	} {
+		m := methodOf(t, "shell", `"description":"`+doc+`","inputSchema":{"type":"object"}`)
+		check(t, doc+" protects nothing", strings.HasSuffix(m.Signature, "@signature github K"), true)
+		_, err := parseSignature(m.Signature, func(string) string { return "key" })
+		check(t, doc+" is refused", err != nil, true)
+	}
 }
 
 // methodOf reads a method's definition, without its name.
