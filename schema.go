@@ -656,9 +656,7 @@ func methodResult(answer object) object {
 }
 
 // mediaTypes are the types of files that become an image or audio.
-var mediaTypes = []string{
-	"image/png", "image/jpeg", "image/gif", "image/webp", "audio/wave", "audio/mpeg",
-}
+var mediaTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp", "audio/wave", "audio/mpeg"}
 
 // bytesResult returns the tool result for bytes, given as base64 in a JSON string: an image or
 // audio, else their text, or the base64 if they are not UTF-8.
@@ -679,18 +677,6 @@ func bytesResult(encoded json.RawMessage) object {
 		encoded = quote(string(data))
 	}
 	return textOnly(encoded)
-}
-
-// resultMedia returns the bytes and the type of the image or audio that is a tool's whole result,
-// or nil if the result is anything else.
-func resultMedia(result object) (data []byte, mime string) {
-	content := items(result.get("content"))
-	if len(content) == 1 && isNull(result.get("structuredContent")) {
-		block := members(content[0])
-		_ = json.Unmarshal(block.get("data"), &data) // other blocks have none
-		mime = block.text("mimeType")
-	}
-	return data, mime
 }
 
 // contentOf returns the tool result with one content block.

@@ -175,36 +175,7 @@ func TestShellArgumentsNeedParams(t *testing.T) {
 	t.Parallel()
 	need(t, "sh")
 	dir := t.TempDir()
-	write(t, dir+"/m.usher.sh", `# Uses one.
-one() { echo "hi $1"; }
-
-# Uses all.
-all() {
-	printf '%s' "$@"
-}
-
-# Uses a part.
-part() {
-	echo ${2:-x}
-}
-
-# Documents it.
-# @param {string} a
-documented() { echo "$1"; }
-
-# Uses none.
-none() {
-	awk '{
-		print $1
-	}' # $1
-	echo "\$1" $# $$
-}
-
-# Uses none either.
-single() { :; }
-
-helper() { echo "$1"; }
-`)
+	copyFiles(t, "testdata/shell", dir, "arguments.usher.sh")
 	out := modulesOf(t, dir, nil)
 	check(t, "notes", strings.Count(out, "note: "), 3)
 	for _, name := range []string{"one", "all", "part"} {
