@@ -152,7 +152,7 @@ func goTestResults(t *testing.T, p *modulePeer) {
 		"greet":      shownText("hello embedded"),
 		"nothing":    `{"content":[]}`,
 		"fine":       `{"content":[]}`,
-		"bytes":      shownText("aGk="),
+		"bytes":      shownText("hi"),
 		"fail":       failed("no <way>"),
 		"errorValue": shownObject("{}"),
 		"panic":      failed("panic: at the disco"),

@@ -614,15 +614,15 @@ func newModule(p *pool, offered *manifest) *Module {
 	tools := m.Lists["tools"]
 	names := make(map[string]bool)
 	for _, raw := range tools {
-		method, problem := parseMethod(raw, m.Kind)
+		method := parseMethod(raw, m.Kind)
 		if names[method.Name] {
-			problem = method.Name + ": a duplicate, left out"
+			method.problems = []string{"a duplicate, left out"}
 		} else {
 			m.Methods = append(m.Methods, method)
 		}
 		names[method.Name] = true
-		if problem != "" {
-			m.Problems = append(m.Problems, problem)
+		for _, problem := range method.problems {
+			m.Problems = append(m.Problems, method.Name+": "+problem)
 		}
 	}
 	if len(tools)+len(m.Problems) == 0 && m.Kind.singleFile() {

@@ -284,6 +284,9 @@ func (s *source) readEntry(entry object, dir string) error {
 	if !filepath.IsAbs(l.Dir) {
 		l.Dir = filepath.Join(dir, l.Dir)
 	}
+	if strings.HasPrefix(l.Path, "~") {
+		return fmt.Errorf("command %q: ~ is not expanded: write ${HOME}", l.Path)
+	}
 	if l.Path == "" {
 		return errors.New(`no "command": for a server at a "url", ` +
 			`use "command": "npx", "args": ["-y", "mcp-remote", URL]`)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -174,6 +175,43 @@ func TestLanguagesAreHostedAlike(t *testing.T) {
 			a = d.deliver(t, "m/handleForm", `{"text":"by hook"}`, "X-Own: seen")
 			check(t, "a delivery", sortedJSON(t, a.Body), `{"own":"seen","text":"by hook"}`)
 		})
+	}
+}
+
+// In each language, bytes that a method returns are an image to a client, and the image itself to
+// the sender of a webhook; content blocks are passed on; and a parameter that the method does not
+// declare is refused, unless the method takes the rest or declares none.
+func TestLanguagesTakeAndReturnAlike(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	tools := []string{"js_rest", "js_whole", "py_rest"}
+	for _, file := range folderNames(t, "testdata/results") {
+		needLanguage(t, file)
+		copyFiles(t, "testdata/results", dir, file)
+		name, _, _ := strings.Cut(file, ".")
+		tools = append(tools, name+"_blocks", name+"_handleDraw", name+"_one", name+"_text")
+	}
+	d := startDaemon(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools(slices.Sorted(slices.Values(tools))...)
+	for _, tool := range c.tools() {
+		name, method, _ := strings.Cut(tool, "_")
+		a := c.call(tool, `{"a":1,"b":2}`)
+		want := "1"
+		switch method {
+		case "one":
+			want = `parameter "b" is unknown: want a`
+		case "text":
+			want = "hi"
+		case "blocks":
+			want = `"data":"aGk="`
+		case "handleDraw":
+			want = `"data":"iVBORw0KGgo="`
+			sent := d.deliver(t, name+"/handleDraw", `{}`)
+			wantAnswer(t, sent, 200, "image/png", "\x89PNG\r\n\x1a\n")
+		}
+		checkContains(t, tool, a.text(), want)
+		check(t, tool+" returns an image", strings.Contains(a.text(), `"type":"image"`), want[0] == '"')
 	}
 }
 

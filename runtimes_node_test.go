@@ -17,7 +17,9 @@ import (
 func TestNodeResults(t *testing.T) {
 	long(t)
 	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
-	not := "the result can't be written as JSON: "
+	const not = "the result can't be written as JSON: "
+	const known = ": want { ask, params }, { progress, total, message } or { log, level }, " +
+		"and return the result"
 	for _, row := range []struct{ tool, arguments, want string }{
 		{"echo", `{"b":1,"a":[true,null,"é"],"_webhook":{"headers":{}}}`,
 			shownObject(`{"b":1,"a":[true,null,"é"],"_webhook":{"headers":{}}}`)},
@@ -37,7 +39,7 @@ func TestNodeResults(t *testing.T) {
 		{"print", `{}`, shownText("printed")},
 		{"read", `{}`, shownObject(`{"own":"","child":"end"}`)},
 		{"argv", `{}`, shownText("2")},
-		{"second", `{}`, shownText("undefined")},
+		{"caused", `{}`, shownFailure("outer")},
 		{"next", `{}`, shownText("1")},
 		{"next", `{}`, shownText("2")},
 		{"timer", `{}`, shownFailure("in a timer")},
@@ -45,6 +47,8 @@ func TestNodeResults(t *testing.T) {
 		{"later", `{}`, shownText("answered")},
 		{"sleep", `{"ms":20}`, shownText("slept")},   // until that error has come
 		{"steps", `{"n":2}`, shownObject(`{"n":2}`)}, // nobody asked for progress
+		{"unknown", `{}`, shownFailure("unknown yield of { aks, params }" + known)},
+		{"unknownValue", `{}`, shownFailure("unknown yield of number" + known)},
 	} {
 		t.Run(row.tool, func(t *testing.T) {
 			check(t, "result of "+row.arguments, p.call(row.tool, row.arguments), row.want)
@@ -54,7 +58,7 @@ func TestNodeResults(t *testing.T) {
 	checkContains(t, "stderr", p.stderr.String(), "printed while loading",
 		"by console.log\n", "by process.stdout\n",
 		"by an import of stdout\n", "by its number", "by a child\n",
-		"RangeError: no <way>\v    at ",
+		"RangeError: no <way>\v    at ", "[cause]: RangeError: inner\v",
 		"uncaught: Error: after the answer")
 }
 
@@ -74,19 +78,24 @@ func TestNodeConfirmsCancellation(t *testing.T) {
 	check(t, "output after the end", p.end(), "")
 }
 
-// A function with several parameters is reported: a method gets one object.
+// A function with several parameters is reported and not offered: a method gets one object.
 func TestNodeMethodsTakeOneObject(t *testing.T) {
 	long(t)
 	nodeTestVersion(t)
 	dir := t.TempDir()
 	write(t, dir+"/a.usher.js",
-		"export function add(a, b) {}\nexport const fine = ({ a }) => a\n")
+		"export function add(a, b) {}\nexport const fine = ({ a }) => a\n"+
+			"export const greet = (name, times = 1) => name\n"+
+			"/** @param {string} name */\nexport const hail = name => name\n"+
+			"export const all = ({ a }, ...more) => a\nexport const one = p => [p, p]\n")
 	write(t, dir+"/b.usher.js", "exports.add = (a, b) => a + b\n")
 	write(t, dir+"/c.usher.js", "export default class { add(a, b) {} }\n")
 	out := modulesOf(t, dir, nil)
 	check(t, "notes",
-		strings.Count(out, "note: add: a method gets one object: declare add({ … })"), 3)
-	checkOmits(t, "the output", out, "note: fine")
+		strings.Count(out, "note: add is not offered: a method gets one object: declare add({ … })"), 3)
+	checkContains(t, "the output", out, "note: greet is not", "note: hail is not",
+		"a_all(a)", "a_fine(a)", "a_one")
+	checkOmits(t, "the output", out, "a_add", "a_greet", "a_hail", "note: fine")
 }
 
 // A file that can't be loaded ends the shim with one line, which names the file's line.

@@ -55,7 +55,7 @@ func TestPythonParameters(t *testing.T) {
 	bed := func(next string) string { return `{"rows":1,"color":"red","next":` + next + `}` }
 	const bed2 = `{"rows":2,"color":"red","next":null}`
 	for _, row := range []struct{ tool, arguments, want string }{
-		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":"red"}},"unknown":1}`,
+		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":"red"}}}`,
 			`{"bed":["Bed",` + bed(bed2) + `]}`},
 		{"echo", `{"beds":[{"rows":1}],"by_name":{"a":{"rows":1}},"by_day":{"7":"x"}}`,
 			`{"beds":["list",[` + bed("null") + `]],` +
@@ -68,7 +68,7 @@ func TestPythonParameters(t *testing.T) {
 		{"echo", `{"some":[1,1],"pair":[1,"a"],"anything":[{}]}`,
 			`{"some":["set",[1]],"pair":["tuple",[1,"a"]],"anything":["list",[{}]]}`},
 		{"echo", `{"bed":null,"n":null,"nullable":null}`, `{"nullable":["NoneType",null]}`},
-		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":null}},"AND":1}`,
+		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":null}}}`,
 			`{"bed":["Bed",` + bed(bed2) + `]}`},
 		// What fits the schema may still be no value of the type.
 		{"echo", `{"bed":{"rows":-1}}`, `parameter "bed": rows: less than none`},
@@ -99,6 +99,8 @@ func TestPythonResults(t *testing.T) {
 	long(t)
 	p := startShim(t, kindPython, pythonCalls)
 	const unwritable = "the result can't be written as JSON: "
+	const known = "want ask and params, progress and total and message, or log and level; " +
+		"an asynchronous generator can also yield its result, once"
 	for tool, want := range map[string]string{
 		"nothing":    `{"content":[]}`,
 		"text":       strings.ReplaceAll(shownText("a <b> \u2028 \"c\"\n"), `\u2028`, "\u2028"),
@@ -114,6 +116,9 @@ func TestPythonResults(t *testing.T) {
 		"leave":          shownFailure("SystemExit: 3"),
 		"leave_in_task":  shownText("stayed"),
 		"interrupt":      shownFailure("KeyboardInterrupt"),
+		"unknown":        shownFailure("unknown yield of aks, params: " + known),
+		"unknown_async":  shownFailure("unknown yield of int: " + known),
+		"progress_async": shownText("not this"),
 		"nan":            unwritable + "Out of range float values are not JSON compliant",
 		"cycle":          shownFailure(unwritable + "Circular reference detected"),
 		"unserialisable": shownFailure(unwritable + "a value of type Lock"),
@@ -199,7 +204,10 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 	for name, file := range files {
 		write(t, filepath.Join(dir, name+".usher.py"), file.text)
 	}
+	write(t, filepath.Join(dir, "odd.usher.py"), "from __future__ import annotations\ndef f(a: Gone): pass\n")
 	out := modulesOf(t, dir, nil)
+	checkContains(t, "usher modules", out,
+		"note: f: a may be anything, because its annotation is invalid: name 'Gone' is not defined")
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		t.Run(name, func(t *testing.T) {
 			want := fmt.Sprintf("module %q exited at startup (exit status 1): %s", name,

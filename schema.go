@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"path"
 	"reflect"
 	"regexp"
@@ -17,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // webhookParam is the parameter with the metadata of a webhook. It is in no schema, and no
@@ -35,19 +37,19 @@ type Method struct {
 }
 
 // parseMethod parses an MCP tool definition of a module of the given kind. It removes the
-// tags from the description and applies them. A problem, "" for none, keeps the method from
-// receiving webhooks, not from being called.
-func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem string) {
+// tags from the description and applies them. A problem may keep the method from receiving
+// webhooks, not from being called.
+func parseMethod(definition json.RawMessage, kind Kind) *Method {
 	list := members(definition)
-	m = &Method{
+	m := &Method{
 		Name:    list.text("name"),
 		docTags: parseDoc(list.text("description"), kind),
 	}
 	m.IsHook = m.IsHook || kind != kindConfig && strings.HasPrefix(m.Name, "handle")
 	if err := checkHookPath(cmp.Or(m.Hook, m.Name)); err != nil && m.IsHook {
-		problem = fmt.Sprintf("%s: %v", m.Name, err)
+		m.problems = append(m.problems, err.Error())
 	}
-	input := cleanSchema(list.get("inputSchema"), m.params, kind)
+	input := m.cleanSchema(list.get("inputSchema"), kind)
 	m.definition = list.without("name", "description")
 	if m.description != "" {
 		m.definition = m.definition.set("description", quote(m.description))
@@ -60,7 +62,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem stri
 	for _, property := range members(input).object("properties") {
 		m.Parameters = append(m.Parameters, property.key)
 	}
-	return m, problem
+	return m
 }
 
 var headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
@@ -81,17 +83,17 @@ func (m *Method) appURI() string {
 	return m.definition.object("_meta").object("ui").text("resourceUri")
 }
 
-// cleanSchema returns a method's schema without webhookParam, and with the documentation of
+// cleanSchema returns the method's schema without webhookParam, and with the documentation of
 // its parameters. If the language declares no types, cleanSchema adds the parameters that
 // only the documentation names. The result always has properties, as some clients require
-// them.
-func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMessage {
+// them. It allows no others, unless the shim has added additionalProperties.
+func (m *Method) cleanSchema(schema json.RawMessage, kind Kind) json.RawMessage {
 	list := members(schema)
 	props := list.object("properties")
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
 	untyped := kind == kindNode || kind == kindShell
-	for _, d := range docs {
+	for _, d := range m.params {
 		own := props.get(d.name)
 		if own == nil && !untyped {
 			continue
@@ -99,10 +101,14 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 		if own == nil && !d.optional {
 			required = append(required, d.name)
 		}
-		props = props.set(d.name, documented(own, d))
+		props = props.set(d.name, m.documented(own, d))
 	}
+	props = props.without(webhookParam)
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
-	list = list.without("required").set("properties", props.without(webhookParam).encode())
+	if kind.singleFile() && len(props) > 0 && list.get("additionalProperties") == nil {
+		list = list.set("additionalProperties", json.RawMessage("false"))
+	}
+	list = list.without("required").set("properties", props.encode())
 	if len(required) > 0 {
 		list = list.set("required", marshal(required))
 	}
@@ -111,10 +117,15 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 
 // documented adds a parameter's documentation to its schema, which may be nil: the text,
 // the default, and the type unless the schema has one.
-func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
+func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own := members(schema)
 	if len(own.without("description", "default")) == 0 {
 		own = append(docType(d.kind), own...)
+		if d.kind != "" && docType(strings.TrimRight(d.kind, " []")) == nil {
+			const format = "@param {%s} %s: want %s"
+			want := strings.Join(docTypes, ", ")
+			m.problems = append(m.problems, fmt.Sprintf(format, d.kind, d.name, want))
+		}
 	}
 	if d.defaultValue != nil && own.get("default") == nil {
 		own = own.set("default", d.defaultValue)
@@ -126,7 +137,7 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 }
 
 // docTypes are the JSON Schema types that @param can name.
-var docTypes = []string{"string", "object", "array", "boolean", "integer", "number"}
+var docTypes = []string{"integer", "number", "string", "boolean", "object", "array"}
 
 // docType returns the schema of a type in @param; an empty one if the type is unknown.
 func docType(s string) object {
@@ -168,7 +179,8 @@ type docTags struct {
 	Signature   string
 	description string // without the lines of the tags
 	params      []paramDoc
-	annotations object // of MCP
+	annotations object   // of MCP
+	problems    []string // for the module's author
 }
 
 // paramDoc is the documentation of a parameter.
@@ -191,6 +203,9 @@ var annotationTags = map[string]string{
 // makes the webhook invalid instead of unprotected.
 var misplacedTag = regexp.MustCompile(`\S\s+@(webhook|signature)(\s|$)`)
 
+// lateTag matches any other tag inside a line, which is text.
+var lateTag = regexp.MustCompile(`\S\s+@(param|readonly|destructive|idempotent)(\s|$)`)
+
 // parseDoc parses the documentation of a method of a module of a kind. Each tag begins a
 // line; other lines that begin with @ are text.
 func parseDoc(doc string, kind Kind) docTags {
@@ -203,16 +218,16 @@ func parseDoc(doc string, kind Kind) docTags {
 	for line := range strings.Lines(doc) {
 		line = strings.TrimRight(line, "\r\n")
 		trimmed := strings.TrimSpace(line)
-		if wraps && trimmed != "" && line[0] <= ' ' && trimmed[0] != '@' {
-			last := &t.params[len(t.params)-1]
-			last.text = strings.TrimSpace(last.text + " " + trimmed)
-			continue
-		}
-		wraps = false
+		wrapped := wraps && trimmed != "" && line[0] <= ' ' && trimmed[0] != '@'
+		wraps = wrapped
 		// Any space ends a tag, a tab too: an overlooked @signature would protect nothing.
 		tag, _, _ := strings.Cut(strings.Join(strings.Fields(trimmed), " "), " ")
 		rest := strings.TrimSpace(trimmed[len(tag):])
+		misplaced := lateTag.MatchString(line)
 		switch {
+		case wrapped:
+			last := &t.params[len(t.params)-1]
+			last.text = strings.TrimSpace(last.text + " " + trimmed)
 		case tag == "@webhook":
 			t.IsHook = true
 			t.Hook = cmp.Or(t.Hook, strings.TrimPrefix(rest, "/"))
@@ -222,15 +237,19 @@ func parseDoc(doc string, kind Kind) docTags {
 			t.annotations = t.annotations.set(annotationTags[tag], json.RawMessage("true"))
 		case kind.singleFile() && tag == "@param":
 			p, ok := parseParam(rest)
+			misplaced = misplaced || !ok
 			if ok && !strings.Contains(p.name, ".") { // a.b is a field of the parameter a
 				t.params = append(t.params, p)
 				wraps = true
 			}
 		default:
 			text = append(text, line)
-			if misplacedTag.MatchString(line) {
-				t.Signature = cmp.Or(t.Signature, trimmed)
-			}
+		}
+		if misplacedTag.MatchString(line) {
+			t.Signature = cmp.Or(t.Signature, trimmed)
+		}
+		if misplaced && kind.singleFile() {
+			t.problems = append(t.problems, trimmed+": want one tag, such as @param {string} name, on a line")
 		}
 	}
 	t.description = strings.TrimSpace(strings.Join(text, "\n"))
@@ -618,54 +637,110 @@ func failure(text string) object {
 
 // textOnly returns the tool result with one text, a JSON string.
 func textOnly(text json.RawMessage) object {
-	return object{{"content", fmt.Appendf(nil, `[{"type":"text","text":%s}]`, text)}}
+	return contentOf(fmt.Appendf(nil, `{"type":"text","text":%s}`, text))
 }
 
 // methodResult returns the tool result for an answer of usher's own runtimes (the shims
-// and the generated main of a Go module). If the answer contains the value that the
-// method returned, methodResult makes the result from the value. Otherwise, for example
+// and the generated main of a Go module). If the answer contains the value or the bytes that
+// the method returned, methodResult makes the result from these. Otherwise, for example
 // after a failure, the answer is the result.
 func methodResult(answer object) object {
-	if value := answer.object("_meta").get("usher/value"); value != nil {
+	meta := answer.object("_meta")
+	if encoded := meta.get("usher/bytes"); encoded != nil {
+		return bytesResult(encoded)
+	}
+	if value := meta.get("usher/value"); value != nil {
 		return toolResult(value)
 	}
 	return answer
 }
 
+// mediaTypes are the types of files that become an image or audio.
+var mediaTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp", "audio/wave", "audio/mpeg"}
+
+// bytesResult returns the tool result for bytes, given as base64 in a JSON string: an image or
+// audio, else their text, or the base64 if they are not UTF-8.
+func bytesResult(encoded json.RawMessage) object {
+	var data []byte
+	_ = json.Unmarshal(encoded, &data) // the shims' own base64
+	mime := http.DetectContentType(data)
+	if len(data) > 1 && data[0] == 0xFF && data[1]&0xE6 == 0xE2 { // MP3 without a tag before it
+		mime = "audio/mpeg"
+	}
+	switch {
+	case slices.Contains(mediaTypes, mime):
+		kind, _, _ := strings.Cut(mime, "/")
+		mime = strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples
+		block := object{{"type", quote(kind)}, {"data", encoded}, {"mimeType", quote(mime)}}
+		return contentOf(block.encode())
+	case utf8.Valid(data):
+		encoded = quote(string(data))
+	}
+	return textOnly(encoded)
+}
+
+// contentOf returns the tool result with one content block.
+func contentOf(block json.RawMessage) object {
+	return object{{"content", fmt.Appendf(nil, "[%s]", block)}}
+}
+
 // toolResult returns the tool result for a value that a method returned. An object that is a
-// tool result already is passed on; any other object becomes structured content and text.
-// The result for nil or null has no content.
+// tool result already, because it has content blocks and no foreign members, is passed on, and so
+// are content blocks themselves, one or several. Any other object becomes structured content and
+// text. The result for nil or null has no content.
 func toolResult(value json.RawMessage) object {
 	value = oneLine(bytes.TrimSpace(value))
 	fields := members(value)
+	others := fields.without("content", "structuredContent", "isError", "_meta")
 	switch {
 	case isNull(value):
 		return object{{"content", json.RawMessage("[]")}}
-	case fields != nil && isToolResult(fields):
+	case len(others) == 0 && areContent(items(fields.get("content"))):
 		return fields
+	case isContent(value):
+		return contentOf(value)
 	case fields != nil:
 		return append(textOnly(quote(string(value))), member{"structuredContent", value})
+	case value[0] == '[' && string(value) != "[]" && areContent(items(value)):
+		return object{{"content", value}}
 	case value[0] == '"':
 		return textOnly(value)
 	}
 	return textOnly(quote(string(value)))
 }
 
-var (
-	contentTypes = []string{"text", "image", "audio", "resource", "resource_link"}
-	resultKeys   = []string{"content", "structuredContent", "isError", "_meta"}
-)
+// contentTypes lists the types of MCP's content blocks, with the members that each must have.
+var contentTypes = map[string][]string{
+	"text":          {"text"},
+	"image":         {"data", "mimeType"},
+	"audio":         {"data", "mimeType"},
+	"resource":      {"resource"},
+	"resource_link": {"name", "uri"},
+}
 
-// isToolResult reports whether an object is the result of an MCP tool: its content is a list
-// of known types, and all its keys are those of a result.
-func isToolResult(value object) bool {
-	content := items(value.get("content"))
-	for _, block := range content {
-		if !slices.Contains(contentTypes, members(block).text("type")) {
+// isContent reports whether a value is a content block of MCP: it has the members that its type
+// requires, and none that are foreign to it.
+func isContent(value json.RawMessage) bool {
+	block := members(value)
+	kind := block.text("type")
+	required := contentTypes[kind]
+	for _, key := range required {
+		_, isText := unquote(block.get(key))
+		if !isText && (key != "resource" || block.object(key).text("uri") == "") {
 			return false
 		}
 	}
-	return content != nil && len(value.without(resultKeys...)) == 0
+	others := block.without("type", "annotations", "_meta").without(required...)
+	if kind == "resource_link" {
+		others = others.without("title", "description", "mimeType", "size", "icons")
+	}
+	return required != nil && len(others) == 0
+}
+
+// areContent reports whether a list, nil for none, consists of content blocks.
+func areContent(list []json.RawMessage) bool {
+	isOther := func(value json.RawMessage) bool { return !isContent(value) }
+	return list != nil && !slices.ContainsFunc(list, isOther)
 }
 
 // resultText returns a tool's result for people: its structured content or, if it has none,

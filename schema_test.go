@@ -16,6 +16,7 @@ import (
 // Tags become annotations and parameters of the tool, and leave its description.
 func TestTagsBecomeSchemas(t *testing.T) {
 	const object = `{"type":"object"}`
+	const closed = `{"type":"object","additionalProperties":false,"properties":`
 	// noText and text return definitions: with a schema, and with a description.
 	noText := func(schema string) string { return `{"inputSchema":` + schema + `}` }
 	text := func(doc string) string {
@@ -32,24 +33,30 @@ func TestTagsBecomeSchemas(t *testing.T) {
 			object, text(`Adds.`)},
 		{"a parameter's text", "go", "@param a the a",
 			`{"type":"object","properties":{"a":{"type":"string"}}}`,
-			noText(`{"type":"object","properties":{"a":{"type":"string","description":"the a"}}}`)},
+			noText(closed + `{"a":{"type":"string","description":"the a"}}}`)},
 		{"parameters of a shell function", "shell",
 			`@param {string} a - the a\n@param {integer} [n=3] how many`, object,
-			noText(`{"type":"object","properties":{"a":{"type":"string","description":"the a"},` +
+			noText(closed + `{"a":{"type":"string","description":"the a"},` +
 				`"n":{"type":"integer","default":3,"description":"how many"}},"required":["a"]}`)},
 		{"_webhook is in no schema", "go", "",
 			`{"type":"object","properties":{"_webhook":{},"a":{}},"required":["a","_webhook"]}`,
-			noText(`{"type":"object","properties":{"a":{}},"required":["a"]}`)},
+			noText(closed + `{"a":{}},"required":["a"]}`)},
 		{"literals, and fields of the one parameter", "node",
 			`@param {object} p\n@param {'x' | 'y'} [kind=x] which\n@param {(1|2)[]} n\n` +
 				`@param {'a'|string} s\n@param {string} p.deep.er`,
 			`{"type":"object","properties":{"p":{"enum":["of TypeScript"]}}}`,
-			noText(`{"type":"object","properties":{"p":{"enum":["of TypeScript"]},` +
+			noText(closed + `{"p":{"enum":["of TypeScript"]},` +
 				`"kind":{"enum":["x","y"],"default":"x","description":"which"},` +
 				`"n":{"type":"array","items":{"enum":[1,2]}},"s":{}},"required":["n","s"]}`)},
 		{"literals that contain | accept any value", "shell",
 			`@param {'a|b'|'c'|3} k which`, object,
-			noText(`{"type":"object","properties":{"k":{"description":"which"}},"required":["k"]}`)},
+			noText(closed + `{"k":{"description":"which"}},"required":["k"]}`)},
+		{"a method that takes the rest", "node", "@param a",
+			`{"type":"object","additionalProperties":true}`,
+			noText(`{"type":"object","additionalProperties":true,"properties":{"a":{}},"required":["a"]}`)},
+		{"a program's own schema", "server", "",
+			`{"type":"object","properties":{"a":{}}}`,
+			noText(`{"type":"object","properties":{"a":{}}}`)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m := methodOf(t, tt.rules, `"description":"`+tt.doc+`","inputSchema":`+tt.schema)
@@ -58,10 +65,43 @@ func TestTagsBecomeSchemas(t *testing.T) {
 	}
 }
 
+// Slips in tags are reported: they would otherwise take effect as something else, or not at all.
+func TestSlipsInTagsAreReported(t *testing.T) {
+	const wantTag = ": want one tag, such as @param {string} name, on a line"
+	const wantType = "want integer, number, string, boolean, object, array"
+	for doc, want := range map[string]string{
+		`@param {string} a\n@param {'x'|'y'} b\n@param {integer[][]} c\n@param d`: "",
+		`@param {int} a\n@param {bool[]} b`: "@param {int} a: " + wantType +
+			"; @param {bool[]} b: " + wantType,
+		`@param {'a'|string} a`:               "@param {'a'|string} a: " + wantType,
+		`Uses x. @param {int} x`:              "Uses x. @param {int} x" + wantTag,
+		`@param x what @readonly`:             "@param x what @readonly" + wantTag,
+		`@param {string}`:                     "@param {string}" + wantTag,
+		`Mail a@param.example, or @parameter`: "",
+	} {
+		m := methodOf(t, "shell", `"description":"`+doc+`","inputSchema":{"type":"object"}`)
+		check(t, doc, strings.Join(m.problems, "; "), want)
+		m = methodOf(t, "server", `"description":"`+doc+`","inputSchema":{"type":"object"}`)
+		check(t, doc+" in a program", len(m.problems), 0)
+	}
+	m := methodOf(t, "node", `"description":"@param {Stop} a","inputSchema":{"type":"object",`+
+		`"properties":{"a":{"type":"string"}}}`)
+	check(t, "a type that the language has", len(m.problems), 0)
+	for _, doc := range []string{
+		`@param x what @signature github K`, `@param x what\n  and @signature github K`,
+		`@webhook a/b @signature github K`, `Takes it. @signature github K`,
+	} {
+		m := methodOf(t, "shell", `"description":"`+doc+`","inputSchema":{"type":"object"}`)
+		check(t, doc+" protects nothing", strings.HasSuffix(m.Signature, "@signature github K"), true)
+		_, err := parseSignature(m.Signature, func(string) string { return "key" })
+		check(t, doc+" is refused", err != nil, true)
+	}
+}
+
 // methodOf reads a method's definition, without its name.
 func methodOf(t *testing.T, rules, definition string) *Method {
 	t.Helper()
-	m, _ := parseMethod(json.RawMessage(`{"name":"x",`+definition+`}`), kindOf[rules])
+	m := parseMethod(json.RawMessage(`{"name":"x",`+definition+`}`), kindOf[rules])
 	return m
 }
 
@@ -85,7 +125,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"lost":{"$ref":"#/$defs/Gone"},"shape":{"anyOf":[{"$ref":"#/$defs/Circle"},
 			{"type":"object","properties":{"kind":{"enum":["box"]},"at":{"type":"array"},
 				"to":{"enum":[[]]}},"required":["kind","size"]}]}
-		},"required":["s","gone"],"$defs":{
+		},"required":["s","gone"],"additionalProperties":true,"$defs":{
 		"Circle":{"type":"object","properties":{"at":{"type":"integer"},"kind":{"enum":["circle"]}},
 			"required":["kind","radius"]},
 		"Bed":{"type":"object","properties":{"rows":{"type":"integer"},
@@ -217,15 +257,21 @@ func TestCheckEnds(t *testing.T) {
 	}
 }
 
-// A value becomes a tool's result: a result as it is, an object as structured content, all
-// else as text.
+// A value becomes a tool's result: a result as it is, content blocks as its content, an object as
+// structured content, all else as text.
 func TestValueBecomesAResult(t *testing.T) {
 	text := func(s string) string {
 		return `{"content":[{"type":"text","text":` + string(quote(s)) + `}]`
 	}
 	// structured returns how an object is shown: as text too.
 	structured := func(s string) string { return text(s) + `,"structuredContent":` + s + `}` }
-	const xContent = `{"content":[{"type":"text","text":"x"}],`
+	const (
+		xText    = `{"type":"text","text":"x"}`
+		xContent = `{"content":[` + xText + `],`
+		image    = `{"type":"image","data":"","mimeType":"image/png","annotations":{},"_meta":{}}`
+		link     = `{"type":"resource_link","name":"n","uri":"u:","size":1,"description":"d"}`
+		page     = `{"type":"resource","resource":{"uri":"u:","text":"t"}}`
+	)
 	for value, want := range map[string]string{
 		``:                                      `{"content":[]}`,
 		`null`:                                  `{"content":[]}`,
@@ -239,12 +285,52 @@ func TestValueBecomesAResult(t *testing.T) {
 		`{"content":[{"type":"poem"}]}`:         structured(`{"content":[{"type":"poem"}]}`),
 		xContent + `"isError":true,"_meta":{}}`: xContent + `"isError":true,"_meta":{}}`,
 		`{"content":[]}`:                        `{"content":[]}`,
+		`[]`:                                    text(`[]`) + `}`,
+		xText:                                   `{"content":[` + xText + `]}`,
+		`[` + xText + `,` + image + `]`:         `{"content":[` + xText + `,` + image + `]}`,
+		`[` + xText + `,1]`:                     text(`[`+xText+`,1]`) + `}`,
+		link:                                    `{"content":[` + link + `]}`,
+		page:                                    `{"content":[` + page + `]}`,
+		`{"type":"text"}`:                       structured(`{"type":"text"}`),
+		`{"type":"text","text":1}`:              structured(`{"type":"text","text":1}`),
+		`{"type":"text","text":"x","id":1}`:     structured(`{"type":"text","text":"x","id":1}`),
+		`{"type":"text","text":"x","title":""}`: structured(`{"type":"text","text":"x","title":""}`),
+		`{"type":"image","data":""}`:            structured(`{"type":"image","data":""}`),
+		`{"type":"resource","resource":{}}`:     structured(`{"type":"resource","resource":{}}`),
+		`{"content":[{"type":"text"}]}`:         structured(`{"content":[{"type":"text"}]}`),
 	} {
 		check(t, value, string(toolResult(json.RawMessage(value)).encode()), want)
 		if value != "" {
 			handed := methodResult(objectOf(`{"_meta":{"usher/value":` + value + `}}`))
 			check(t, value+" handed over", string(handed.encode()), want)
 		}
+	}
+}
+
+// Bytes become an image or audio if they begin like one, else text.
+func TestBytesBecomeAResult(t *testing.T) {
+	t.Parallel()
+	// media returns the result with one block.
+	media := func(kind, mime string) string {
+		return `{"content":[{"type":"` + kind + `","data":"%s","mimeType":"` + kind + "/" + mime + `"}]}`
+	}
+	for data, want := range map[string]string{
+		"\x89PNG\r\n\x1a\n":                media("image", "png"),
+		"\xff\xd8\xff\xe0":                 media("image", "jpeg"),
+		"GIF89a":                           media("image", "gif"),
+		"RIFF\x00\x00\x00\x00WEBPVP8 ":     media("image", "webp"),
+		"RIFF\x00\x00\x00\x00WAVEfmt ":     media("audio", "wav"),
+		"ID3\x04":                          media("audio", "mpeg"),
+		"\xff\xfb\x90":                     media("audio", "mpeg"),
+		"%PDF-1.4 é":                       shownText("%PDF-1.4 é"),
+		"":                                 shownText(""),
+		"\x1f\x8b\x08":                     shownText("%s"),
+		"\xff\xfeh\x00i\x00":               shownText("%s"),
+		"RIFF\x00\x00\x00\x00AVI \xff\xff": shownText("%s"),
+	} {
+		base64 := strings.Trim(string(marshal([]byte(data))), `"`)
+		got := methodResult(objectOf(`{"_meta":{"usher/bytes":"` + base64 + `"}}`))
+		check(t, fmt.Sprintf("%q", data), string(got.encode()), strings.ReplaceAll(want, "%s", base64))
 	}
 }
 
@@ -300,10 +386,10 @@ func FuzzParseMethod(f *testing.F) {
 		if checkJSON(raw, "it") != nil || checkDefinition("tools", raw) != nil {
 			return
 		}
-		m, _ := parseMethod(raw, kindOf[kind])
+		m := parseMethod(raw, kindOf[kind])
 		named := object{{"name", quote("t")}}
 		shown := append(named, m.definition...).encode()
-		again, _ := parseMethod(shown, kindOf[kind])
+		again := parseMethod(shown, kindOf[kind])
 		reread := append(named, again.definition...).encode()
 		if !json.Valid(shown) || string(reread) != string(shown) || again.Name != "t" {
 			t.Fatalf("%s is read again as %s", shown, reread)

@@ -22,12 +22,19 @@ type shellScript struct {
 	options []string // of the shell, from the script's first line
 	about   string
 	docs    object // the comments of functions, by name
+
+	problems []string // for the script's author
 }
 
 var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
 	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w-]*)\s*(?:\(\)|\{)`)
+
+	// unexpanded matches most of what the shell does not expand: escaped characters, text in
+	// single quotes, and comments.
+	unexpanded    = regexp.MustCompile(`\\.|'[^']*'|(?m:\s#.*$)`)
+	shellArgument = regexp.MustCompile(`\$\{?[1-9@*]`)
 )
 
 // notMethods are commands that run their arguments. Some shells prefer them to a
@@ -56,8 +63,10 @@ func readScript(path string) (*shellScript, error) {
 		s.options = strings.Fields(m[2])
 	}
 	var comment []string
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
+	for text != "" {
+		start := text
+		line, rest, _ := strings.Cut(text, "\n")
+		text = rest
 		if rest, ok := strings.CutPrefix(line, "#"); ok {
 			comment = append(comment, strings.TrimPrefix(rest, " "))
 			continue
@@ -65,6 +74,14 @@ func readScript(path string) (*shellScript, error) {
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
 			s.docs = s.docs.set(m[1], quote(doc))
+			body := line
+			if !strings.HasSuffix(line, "}") {
+				body, _, _ = strings.Cut(start, "\n}")
+			}
+			body = unexpanded.ReplaceAllString(body, "")
+			if shellArgument.MatchString(body) && parseDoc(doc, kindShell).params == nil {
+				s.problems = append(s.problems, m[1]+": it uses $1, but has no @param")
+			}
 		} else if s.about == "" && s.docs == nil {
 			s.about = doc
 		}
@@ -87,7 +104,11 @@ func (s *shellScript) listFunctions() []string {
 
 // manifest returns what the module offers, if these names are functions.
 func (s *shellScript) manifest(functions []string) *manifest {
-	m := &manifest{About: firstSentence(s.about), Lists: make(map[string][]json.RawMessage)}
+	m := &manifest{
+		About:    firstSentence(s.about),
+		Problems: s.problems,
+		Lists:    make(map[string][]json.RawMessage),
+	}
 	for _, f := range s.docs {
 		name := f.key
 		if !slices.Contains(functions, name) || slices.Contains(notMethods, name) {
@@ -120,25 +141,29 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 	if !ok {
 		return nil, fmt.Errorf("no method %q", name)
 	}
-	// $0 is the script, so that a module can find files beside it. The quotes around
-	// the name keep the shell from reading it as a reserved word or an alias. The
-	// script may define the function in some calls only.
-	program := fmt.Sprintf(isFunction+`. "$0" && if usher_is %[1]s; then "%[1]s" "$@"
-		else command echo the script defines no function %[1]s >&2; exit 127; fi`, name)
-	args := []string{"-c", program, s.path}
-	for _, p := range parseDoc(doc, kindShell).params {
+	// $0 is the script, so that a module can find files beside it. The script sees none of the
+	// values as its own arguments: many scripts end in "$@". The quotes around the name keep
+	// the shell from reading it as a reserved word or an alias. The script may define the
+	// function in some calls only.
+	var stored, passed string
+	args := []string{"-c", "", s.path}
+	for i, p := range parseDoc(doc, kindShell).params {
 		value := members(arguments).get(p.name)
 		text, ok := unquote(value)
 		if !ok { // other values are JSON, and omitted ones ""
 			text = strings.TrimPrefix(string(value), "null")
 		}
 		args = append(args, text) // $1, $2, … as documented
+		stored += fmt.Sprintf("usher_%d=${%[1]d}; ", i+1)
+		passed += fmt.Sprintf(` "$usher_%d"`, i+1)
 	}
+	args[1] = fmt.Sprintf(isFunction+`%[2]sset --; . "$0" && if usher_is %[1]s; then "%[1]s"%[3]s
+		else command echo the script defines no function %[1]s >&2; exit 127; fi`, name, stored, passed)
 	return args, nil
 }
 
-// shellResult returns the result of a call of a function: its output, as an object if it is
-// one, else as text.
+// shellResult returns the result of a call of a function: its output, as an object or as content
+// blocks if it is that, else as text.
 func shellResult(output []byte, err error) object {
 	text := strings.ToValidUTF8(strings.TrimRight(string(output), "\n"), "\uFFFD")
 	value := json.RawMessage(text)
@@ -147,7 +172,7 @@ func shellResult(output []byte, err error) object {
 		return failure(errText(err))
 	case text == "":
 		return toolResult(nil)
-	case json.Valid(value) && members(value) != nil:
+	case json.Valid(value) && (members(value) != nil || areContent(items(value))):
 		return toolResult(value)
 	}
 	return toolResult(quote(text))

@@ -149,6 +149,40 @@ func TestShellNames(t *testing.T) {
 	}
 }
 
+// A script that runs its own arguments, as many do at their end, gets none: no value of a call
+// becomes a command.
+func TestShellScriptGetsNoValues(t *testing.T) {
+	long(t)
+	const script = "\n\n# Says them.\n# @param {string} a\n# @param {string} b\n" +
+		"say() { printf '[%s]' \"$#\" \"$@\"; }\n\n\"$@\"\n"
+	for _, shell := range []string{"sh", "bash", "dash", "ksh", "zsh"} {
+		t.Run(shell, func(t *testing.T) {
+			if _, err := exec.LookPath(shell); err != nil {
+				skip(t, err) // CI has sh and bash
+			}
+			dir := t.TempDir()
+			write(t, dir+"/m.usher.sh", "#!/usr/bin/env "+shell+script)
+			out, stderr, _ := usher(t, "", "call", "-base", t.TempDir(), "-dir", dir, "m", "say",
+				`{"a":"touch","b":"bad *"}`)
+			check(t, "output", out+stderr, "[2][touch][bad *]\n")
+			check(t, "files", folderNames(t, dir), []string{"m.usher.sh"})
+		})
+	}
+}
+
+// A function that uses its arguments but documents none is reported.
+func TestShellArgumentsNeedParams(t *testing.T) {
+	t.Parallel()
+	need(t, "sh")
+	dir := t.TempDir()
+	copyFiles(t, "testdata/shell", dir, "arguments.usher.sh")
+	out := modulesOf(t, dir, nil)
+	check(t, "notes", strings.Count(out, "note: "), 3)
+	for _, name := range []string{"one", "all", "part"} {
+		checkContains(t, "notes", out, "note: "+name+": it uses $1, but has no @param")
+	}
+}
+
 // Options in the first line count.
 func TestShellOptions(t *testing.T) {
 	long(t)

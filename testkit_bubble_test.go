@@ -459,7 +459,7 @@ func module(t testing.TB, text string) *Module {
 		}
 		definition := object{{"name", quote(tool)},
 			{"description", quote(description)}}.encode()
-		method, _ := parseMethod(definition, m.Kind)
+		method := parseMethod(definition, m.Kind)
 		m.Methods = append(m.Methods, method)
 	}
 	return m

@@ -119,7 +119,7 @@ func startShim(t *testing.T, kind Kind, file string) *modulePeer {
 	needLanguage(t, file)
 	p := startPeer(t, shimCommand(t, kind, file))
 	for _, tool := range p.tools() {
-		m, _ := parseMethod(tool, kind)
+		m := parseMethod(tool, kind)
 		p.methods[m.Name] = m
 	}
 	return p

@@ -43,7 +43,7 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 	c.Lists = map[string][]json.RawMessage{"resourceTemplates": list(`{"uriTemplate":"x://2{any}"}`)}
 	for _, m := range []*Module{a, c} {
 		for _, uri := range []string{"x://named", "ui://both", "ui://" + m.Name} {
-			method, _ := parseMethod(json.RawMessage(`{"name":"x","_meta":{"ui":{`+
+			method := parseMethod(json.RawMessage(`{"name":"x","_meta":{"ui":{`+
 				`"resourceUri":"`+uri+`"}}}`), m.Kind)
 			m.Methods = append(m.Methods, method)
 		}

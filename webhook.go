@@ -486,7 +486,8 @@ type webhookAnswer struct {
 }
 
 // answerOf converts a tool's result to the answer. A method that returns an object answers
-// with that object, and not with the text that MCP clients get beside it.
+// with that object, and not with the text that MCP clients get beside it. A method that returns
+// an image or audio answers with its bytes.
 func answerOf(result object) (*webhookAnswer, error) {
 	text := resultText(result)
 	if isTrue(result.get("isError")) {
@@ -495,6 +496,16 @@ func answerOf(result object) (*webhookAnswer, error) {
 	// Text is never an answer: a method may return what a sender wrote.
 	if own := result.object("structuredContent").get("_response"); own != nil {
 		return ownAnswer(own)
+	}
+	content := items(result.get("content"))
+	if len(content) == 1 && isNull(result.get("structuredContent")) {
+		block := members(content[0])
+		var data []byte
+		_ = json.Unmarshal(block.get("data"), &data)
+		if data != nil { // an image or audio
+			headers := map[string]string{"Content-Type": block.text("mimeType")}
+			return &webhookAnswer{Status: http.StatusOK, Headers: headers, Body: data}, nil
+		}
 	}
 	a := &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}
 	// Numbers and words are valid JSON too, but whoever returns a text means a text.

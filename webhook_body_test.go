@@ -280,7 +280,7 @@ func TestWebhookInEachLanguage(t *testing.T) {
 
 // fuzzMethod returns a method with a parameter of every type that a form may fill in.
 func fuzzMethod(f *testing.F) *Method {
-	m, _ := parseMethod(object{{"name", quote("handleForm")},
+	m := parseMethod(object{{"name", quote("handleForm")},
 		{"inputSchema", formSchema}}.encode(),
 		kindExecutable)
 	return m

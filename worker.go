@@ -17,6 +17,7 @@ import (
 	"math"
 	"net/http"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -109,6 +110,7 @@ type Worker struct {
 type workerState struct {
 	input  []byte   // lines to be written to the process
 	stderr []string // its last lines, at most tailLines
+	named  string   // the last line of stderr that names an error; not of a shim, which reports its own
 
 	ready     bool                      // the handshake has succeeded
 	calls     map[string]*call          // whose callers wait for the answers, by id
@@ -228,6 +230,7 @@ func (w *Worker) spawn(l launch, g *groups) error {
 func (w *Worker) finish(exit string) {
 	w.update(func(s *workerState) {
 		reason := fmt.Sprintf("crashed (%s); the next call starts it again", exit)
+		output := strings.Join(s.stderr, "\n")
 		switch {
 		case s.blocked:
 			reason = "was stopped because a cancelled call blocked it: call again"
@@ -235,8 +238,9 @@ func (w *Worker) finish(exit string) {
 			reason = "was stopped during the call"
 		case !s.ready:
 			reason = fmt.Sprintf("exited at startup (%s)", exit)
+			output = cmp.Or(s.named, output)
 		}
-		s.failure = processFault(w.module, reason, strings.Join(s.stderr, "\n"))
+		s.failure = processFault(w.module, reason, output)
 	})
 }
 
@@ -317,9 +321,15 @@ func (w *Worker) readStderr(stderr io.Reader) {
 	}
 }
 
+// namedError matches a line that names an error, after which some languages print a long stack.
+var namedError = regexp.MustCompile(`^([\w.]*(Error|Exception)\b.*|panic): .*[^[{]$`)
+
 // remember keeps a line, which may explain why the process did not start.
 func (w *Worker) remember(line string) {
 	w.update(func(s *workerState) {
+		if !w.confirms && namedError.MatchString(line) {
+			s.named = line
+		}
 		s.stderr = append(s.stderr[max(0, len(s.stderr)+1-tailLines):], line)
 	})
 }

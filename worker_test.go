@@ -45,6 +45,31 @@ func TestFaultyModuleIsReported(t *testing.T) {
 		"not executable: chmod +x plain.usher", `module name "b@d"`)
 }
 
+// If a server can't start, the line that names the error is shown, whatever stack follows.
+func TestStartErrorIsNamed(t *testing.T) {
+	t.Parallel()
+	need(t, "sh")
+	dir := t.TempDir()
+	const stack = "    at one\\\\n    at two\\\\n    at three\\\\n    at four\\\\n    at five {\\\\n" +
+		"  code: 1,\\\\n  list: []\\\\n}\\\\n\\\\nNode.js v22\\\\n"
+	var entries []string
+	for _, line := range []string{
+		"Error: Cannot find module", "pkg.OddError [X]: oh no", "panic: no key", "ZodError: [",
+	} {
+		entries = append(entries, fmt.Sprintf(
+			`"m%d":{"command":"sh","args":["-c","printf 'a: b\\n%s\\n%s' >&2; exit 1"]}`,
+			len(entries), line, stack))
+	}
+	entries = append(entries, `"home":{"command":"~/bin/foo"}`)
+	write(t, dir+"/.mcp.json", `{"mcpServers":{`+strings.Join(entries, ",")+`}}`)
+	out := modulesOf(t, dir, nil)
+	const exited = "exited at startup (exit status 1): "
+	checkContains(t, "usher modules", out, exited+"Error: Cannot find module\n",
+		exited+"pkg.OddError [X]: oh no\n", exited+"panic: no key\n",
+		"Node.js v22", `command "~/bin/foo": ~ is not expanded: write ${HOME}`)
+	check(t, "stacks", strings.Count(out, "at five"), 1) // nothing names the error
+}
+
 // A module that does not answer initialize is given up.
 func TestSilentModuleIsGivenUp(t *testing.T) {
 	t.Parallel()

@@ -212,14 +212,12 @@ class Call {
   }
 
   // drive runs a generator to its end and returns its result. The generator yields
-  // progress, log messages, requests to the client, whose answers it gets back, and
-  // other values. The latest of these is the result if it returns none.
+  // progress, log messages, and requests to the client, whose answers it gets back.
   async drive(steps) {
-    let last
     let resume = () => steps.next()
     for (;;) {
       const { done, value } = await resume()
-      if (done) return value === undefined ? last : value
+      if (done) return value
       // Let other calls and a cancellation proceed, even if the generator never waits.
       await new Promise(setImmediate)
       resume = () => steps.next()
@@ -237,7 +235,11 @@ class Call {
       } else if (hasOnly(value, 'log', 'level')) {
         this.message(value)
       } else {
-        last = value
+        let given = kind(value)
+        if (given === 'object') given = `{ ${Object.keys(value).join(', ')} }`
+        const known = '{ ask, params }, { progress, total, message } or { log, level }'
+        const err = new TypeError(`unknown yield of ${given}: want ${known}, and return the result`)
+        resume = () => steps.throw(err)
       }
     }
   }
@@ -297,17 +299,19 @@ function failure(message) {
 // result returns the answer to a call that returned value.
 function result(value) {
   try {
-    return `{"_meta":{"usher/value":${toJSON(value) ?? 'null'}}}`
+    const kind = isBytes(value) ? 'bytes' : 'value'
+    return `{"_meta":{"usher/${kind}":${toJSON(value) ?? 'null'}}}`
   } catch (err) {
     const why = /circular/.test(err.message) ? 'it contains itself' : err.message
     return failure(`the result can't be written as JSON: ${why}`)
   }
 }
 
-// toJSON does what JSON.stringify does, but throws for values that JSON.stringify drops
-// or changes.
+// toJSON does what JSON.stringify does, but writes bytes as base64, and throws for other
+// values that JSON.stringify drops or changes.
 function toJSON(value) {
-  return stringify(value, (key, v) => {
+  return stringify(value, function (key, v) {
+    if (isBytes(this[key])) return Buffer.from(this[key]).toString('base64')
     const type = typeof v
     let what = ''
     if (type === 'number' && !Number.isFinite(v)) what = String(v)
@@ -316,6 +320,10 @@ function toJSON(value) {
     if (what) throw new TypeError(`${key === '' ? 'it' : stringify(key)} is ${what}`)
     return v
   })
+}
+
+function isBytes(value) {
+  return value instanceof Uint8Array || value instanceof ArrayBuffer
 }
 
 // messageOf returns the message of a thrown value, which may be anything.
@@ -330,11 +338,12 @@ function messageOf(err) {
   }
 }
 
-// stackOf returns a thrown value with its stack, for the log. It leaves out the calls of
-// this file and of Node.
+// stackOf returns a thrown value with its stack and its causes, for the log. It leaves out
+// the calls of this file and of Node.
 function stackOf(err) {
   try {
-    return String(err?.stack ?? inspect(err)).replace(/\n +at[^\n]*(shim\.mjs|[ (]node:).*/g, '')
+    const stack = err?.cause ? undefined : err?.stack
+    return String(stack ?? inspect(err)).replace(/\n +at[^\n]*(shim\.mjs|[ (]node:).*/g, '')
   } catch {
     return messageOf(err)
   }
@@ -442,8 +451,12 @@ function findMethods({ default: whole, 'module.exports': _, ...named }) {
     if (name.startsWith('_') || found.has(name)) return
     const place = source.locate(name, run, from)
     if (place.hidden) return
-    if (run.length > 1) addPositional(name)
-    found.set(name, { run, holder, tool: source.tool(name, place), ...place })
+    const tool = source.tool(name, place)
+    if (run.length > 1 || source.positional) {
+      problems.add(`${name} is not offered: a method gets one object: declare ${name}({ … })`)
+    } else {
+      found.set(name, { run, holder, tool, ...place })
+    }
   }
 
   let classDoc = ''
@@ -466,11 +479,6 @@ function findMethods({ default: whole, 'module.exports': _, ...named }) {
   const ofMethod = sorted.some(([, method]) => method.doc === first)
   about = ofMethod || !first ? classDoc : first
   return new Map(sorted)
-}
-
-// addPositional adds the problem of a function that can't work as a method.
-function addPositional(name) {
-  problems.add(`${name}: a method gets one object: declare ${name}({ … })`)
 }
 
 function isClass(f) {
@@ -637,7 +645,7 @@ class Source {
   // description and applies them.
   tool(name, { doc, params }) {
     const lines = paramLines(doc)
-    const { schema, param } = this.input(name, params, lines)
+    const { schema, param } = this.input(params, lines)
     // usher knows the members of the object that the method takes, and not what the
     // method calls it: "@param params.x" becomes "@param x".
     const kept = []
@@ -653,10 +661,13 @@ class Source {
   }
 
   // input returns the schema of the object that a method takes, from the type and the
-  // pattern of its first parameter, and the name of that parameter.
-  input(name, params, lines) {
-    if (params === undefined) return { schema: { type: 'object' } }
+  // pattern of its first parameter, and the name of that parameter. It sets positional if the
+  // method takes no object, or more than one parameter.
+  input(params, lines) {
+    this.positional = false
+    if (params === undefined) return { schema: { type: 'object', additionalProperties: true } }
     this.pos = params
+    if (this.is('this')) while (!this.is(')', '') && !this.eat(',')) this.skip()
     if (this.is(')')) return { schema: { type: 'object', properties: {} } }
 
     const root = lines.find(line => line.name)
@@ -676,26 +687,31 @@ class Source {
     this.defs = Object.create(null)
     let schema = {}
     if (typed) schema = this.type(',', ')', '=')
-    else if (root?.type && root.name === param) schema = this.typeIn(root.type)
+    while (!this.is(',', ')', '=>', '')) this.skip()
+    this.positional = this.eat(',') && !this.is(')', '...')
+    if (!typed && root?.type && root.name === param) schema = this.typeIn(root.type)
     schema = { ...this.written(schema) }
     if (schema.type !== 'object') {
-      if (typeof schema.type === 'string') addPositional(name)
+      this.positional ||= typeof schema.type === 'string'
       schema = { type: 'object' }
     }
     delete schema.description // the tool has one
     if (fields) addFields(schema, fields, typed, lines)
+    if (!fields || this.takesRest) schema.additionalProperties ??= true
     if (Object.keys(this.defs).length > 0) schema.$defs = this.defs
     return { schema, param }
   }
 
   // pattern returns the names that { a, b: c = 1 } takes out of an object, and whether
-  // each has a default.
+  // each has a default. It sets takesRest if the pattern ends with a name for the rest.
   pattern() {
     const fields = Object.create(null)
+    this.takesRest = false
     this.eat('{')
     while (!this.eat('}', '')) {
       const key = this.key()
       let fallback = false
+      this.takesRest = this.is('...')
       while (!this.is(',', '}', '')) {
         fallback ||= this.is('=')
         this.skip()

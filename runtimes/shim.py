@@ -104,10 +104,11 @@ def failure(message):
 def result(value):
     """Returns the answer to a call that returned a value, as JSON.
 
-    usher makes the tool result from it.
+    usher makes the tool result from it. Bytes are written as base64.
     """
     try:
-        return '{"_meta":{"usher/value":%s}}' % encode(value)
+        kind = "bytes" if isinstance(value, (bytes, bytearray)) else "value"
+        return '{"_meta":{"usher/%s":%s}}' % (kind, encode(value))
     except Exception as e:  # NaN, a cycle, an unknown type, a property that raises
         return failure(f"the result can't be written as JSON: {message_of(e)}")
 
@@ -453,6 +454,9 @@ class TypeBuilder:
         return fields
 
 
+problems = []  # with the module's functions, for their author
+
+
 def hints_of(thing):
     """Returns the annotations of a function or class, by name.
 
@@ -471,7 +475,7 @@ def hints_of(thing):
             hints.update(typing.get_type_hints(single, scope, include_extras=True))
         except Exception as e:
             problem = f"{name} may be anything, because its annotation is invalid"
-            log(f"{thing.__name__}: {problem}: {e}")
+            problems.append(f"{thing.__name__}: {problem}: {e}")
     return hints
 
 
@@ -599,8 +603,8 @@ class Method:
                 self.fields.append(field)
 
         schema = object_schema(self.fields)
-        if self.rest and self.rest_type.schema:
-            schema["additionalProperties"] = self.rest_type.full_schema()
+        if self.rest:
+            schema["additionalProperties"] = self.rest_type.full_schema() or True
         if builder.defs:
             schema["$defs"] = dict(sorted(builder.defs.items()))
         self.tool = {"name": name, "description": text, "inputSchema": schema}
@@ -626,6 +630,25 @@ class Method:
 # ---- Calls
 
 
+# The keys of what generators yield.
+KNOWN_YIELDS = (
+    "ask and params, progress and total and message, or log and level; "
+    "an asynchronous generator can also yield its result, once"
+)
+
+
+def new_future():
+    from concurrent.futures import Future  # importing it is slow
+
+    return Future()
+
+
+def failed_ask(problem):
+    asked = new_future()
+    asked.set_exception(RuntimeError(problem))
+    return asked
+
+
 class Call:
     """One tools/call in progress. It is answered once, whatever the method does."""
 
@@ -644,8 +667,8 @@ class Call:
         self.task = None  # on the loop
         # The future of the client's latest answer.
         self.asked = None
-        # The latest value that a generator yielded as its result.
-        self.last = None
+        # The value that an asynchronous generator yielded as its result.
+        self.yielded = None
 
     def start(self):
         self.server.calls[self.id] = self
@@ -735,15 +758,14 @@ class Call:
     def drain(self, generator):
         """Runs a generator to its end and returns its result.
 
-        If it returns None, the result is the latest value it yielded that was neither
-        a report nor a request to the client.
+        What it yields are reports, and requests to the client.
         """
         step, value = generator.send, None
         while True:
             try:
                 item = step(value)
             except StopIteration as stop:
-                return self.last if stop.value is None else stop.value
+                return stop.value
             if self.ended:
                 return generator.close()
             step, value = generator.send, None
@@ -758,14 +780,17 @@ class Call:
                 return generator.close()
 
     async def drain_async(self, generator):
-        """Does for an asynchronous generator what drain does."""
+        """Does for an asynchronous generator what drain does.
+
+        Such a generator can't return a value, so it yields its result, once.
+        """
         step, value = generator.asend, None
         try:
             while True:
                 try:
                     item = await step(value)
                 except StopAsyncIteration:
-                    return self.last
+                    return self.yielded
                 if self.ended:
                     return None
                 step, value = generator.asend, None
@@ -782,7 +807,8 @@ class Call:
     def take(self, item):
         """Handles what a generator yielded.
 
-        It returns the future of the client's answer if the item asks the client.
+        It returns the future of the client's answer if the item asks the client, and a
+        future that raises RuntimeError if the item is unknown.
         """
         keys = set(item) if isinstance(item, dict) else set()
         if "ask" in keys and keys <= {"ask", "params"}:
@@ -799,8 +825,11 @@ class Call:
                 "_meta": {"usher/call": self.id},
             }
             self.notify("message", params)
+        elif self.loop and self.yielded is None:
+            self.yielded = item
         else:
-            self.last = item
+            given = ", ".join(map(str, item)) if keys else type(item).__name__
+            return failed_ask(f"unknown yield of {given}: want {KNOWN_YIELDS}")
         return None
 
     def ask(self, item):
@@ -808,9 +837,7 @@ class Call:
 
         The future raises RuntimeError for an error, and is cancelled with the call.
         """
-        from concurrent.futures import Future  # importing it is slow
-
-        asked = Future()
+        asked = new_future()
         key = f"ask-{id(asked)}"
         try:
             params = json.loads(encode(item.get("params", {})))
@@ -818,8 +845,7 @@ class Call:
             params["_meta"] = {**params.get("_meta", {}), "usher/call": self.id}
         except Exception as e:
             problem = "ask: params must be an object that can be written as JSON"
-            asked.set_exception(RuntimeError(f"{problem}: {message_of(e)}"))
-            return asked
+            return failed_ask(f"{problem}: {message_of(e)}")
         with self.lock:
             if self.ended:
                 asked.cancel()
@@ -1024,7 +1050,10 @@ class Server:
         if method == "initialize":
             return {
                 "protocolVersion": params.get("protocolVersion"),
-                "capabilities": {"tools": {}},
+                "capabilities": {
+                    "tools": {},
+                    "experimental": {"usher/problems": {"problems": problems}},
+                },
                 "serverInfo": {"name": self.name, "version": "1"},
                 # usher uses the first sentence.
                 "instructions": inspect.cleandoc(self.doc or ""),

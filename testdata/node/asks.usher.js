@@ -7,7 +7,7 @@ export function* ask({ item }) {
 }
 export async function* ask_async({ item }) {
   const answer = yield item
-  yield { answer }
+  return { answer }
 }
 export function* careful({ item }) {
   try {

@@ -44,7 +44,6 @@ export async function stdin() {
   return 'read ' + JSON.stringify(text)
 }
 export const argv = () => process.argv.length
-export const second = (p, more) => typeof more
 
 let count = 0
 export const next = () => ++count
@@ -64,10 +63,14 @@ export async function* logs() {
   yield { log: 'plain' }
   yield { log: { deep: [1] }, level: 'warning' }
   yield { log: 1n }
-  yield { progress: 1, other: 'so this is a value' }
-  yield 'the last value'
   yield { progress: 2 }
 }
+export function* unknown() {
+  const { action } = yield { aks: 'm', params: {} }
+  return action
+}
+export async function* unknownValue() { yield 1 }
+export const caused = () => { throw new Error('outer', { cause: new RangeError('inner') }) }
 export async function* fails() {
   yield { progress: 1 }
   throw new Error('half way')

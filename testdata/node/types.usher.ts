@@ -52,7 +52,7 @@ export async function describe(params: {
   inter: Address & { zip: string }
   brand: string & { __b: 1 }
   _webhook?: { headers: Record<string, string> }
-}, signal?: AbortSignal): Promise<{ ok: boolean }> {
+}): Promise<{ ok: boolean }> {
   return { ok: true }
 }
 export const arrow = async <T,>({ a, b = [], c: d }: { a: string; b: string[]; c: Kind }): Promise<void> => {}

@@ -161,12 +161,16 @@ async def progress_async():
     yield {"progress": 1}
     yield "not this"
     await asyncio.sleep(0)
-    yield {"progress": 2, "more": "a value, not progress"}
-    yield {"log": "end"}
+    yield {"progress": 2}
 
 
-def last():
-    yield 1
+def unknown():
+    answer = yield {"aks": "m", "params": {}}
+    return answer["action"]
+
+
+async def unknown_async():
+    yield {"progress": 1, "more": "the result"}
     yield 2
 
 
