@@ -242,7 +242,7 @@ func (r *request) send(msg []byte) bool {
 // use, as a claim may end at any time. With an error, which is for the client, the view
 // is empty.
 func (r *request) view() (*View, error) {
-	scope, err := r.server.gate.Scope(r.from.principal)
+	scope, err := r.from.principal.scope()
 	return r.server.modules.View(scope), err
 }
 
@@ -257,7 +257,7 @@ func (r *request) readyView() *View {
 // waitReady waits for modules in the caller's scope that are being introspected, until
 // startupTime after the start: a module that hangs must not delay every list.
 func (r *request) waitReady() {
-	scope, _ := r.server.gate.Scope(r.from.principal) // reaches nothing if there is an error
+	scope, _ := r.from.principal.scope() // reaches nothing if there is an error
 	r.server.modules.WaitAll(r.ctx, startupTime-time.Since(r.server.started), scope)
 }
 

@@ -43,7 +43,7 @@ func (s *Server) follow(
 // announce notifies from's session of the lists in its view that have changed. A session
 // whose claim has ended is notified of nothing.
 func (s *Server) announce(from admission) {
-	if scope, err := s.gate.Scope(from.principal); err == nil {
+	if scope, err := from.principal.scope(); err == nil {
 		from.session.notifyChanges(s.modules.View(scope))
 	}
 }

@@ -178,7 +178,7 @@ func (s *Server) sessionOf(
 	}
 	protocol, caps, err := parseInitialize(params)
 	if err == nil {
-		_, err = s.gate.Scope(from.principal) // an ended claim begins no session
+		_, err = from.principal.scope() // an ended claim begins no session
 	}
 	if err != nil {
 		return nil, err
