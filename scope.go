@@ -324,7 +324,8 @@ func (p *Principal) scope() (Scope, error) {
 // returns the admission of its principal in that session. No file is written: the session's
 // id contains everything.
 func (g *Gate) Create(protocol string, caps clientCaps, from admission) admission {
-	from.session, from.member = g.sessions.create(protocol, caps, from.principal)
+	from.session = g.sessions.create(protocol, caps, from.principal)
+	from.member, _ = g.sessions.use(from.session, from.session.Claim, from.principal)
 	if from.principal.exists() {
 		g.logScoped("session", from.session, from.principal)
 	}

@@ -5,7 +5,6 @@
 package main
 
 import (
-	"container/list"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
@@ -47,13 +46,6 @@ func newOrigin(protocol string, caps clientCaps, claim claimID) sessionOrigin {
 		Caps:     caps,
 		Claim:    claim,
 	}
-}
-
-// parseOrigin parses an origin that usher has sealed. It returns the zero value for any
-// other text.
-func parseOrigin(text []byte) (o sessionOrigin) {
-	_ = json.Unmarshal(text, &o)
-	return o
 }
 
 // sessionKeySize is the size of the key that seals session ids, in bytes.
@@ -98,7 +90,10 @@ func (t *sessionTable) unseal(id string) (o sessionOrigin, ok bool) {
 		return o, false
 	}
 	text, err := t.cipher.Open(nil, nil, sealed, nil)
-	return parseOrigin(text), err == nil
+	if err != nil {
+		return o, false
+	}
+	return o, json.Unmarshal(text, &o) == nil
 }
 
 // Session is one client's session in memory. A request of a client without sessions has a
@@ -111,19 +106,17 @@ type Session struct {
 	restored bool                          // made from its id: the client may have seen any lists
 	calls    sync.Map                      // requests in flight, by id: their context.CancelCauseFunc
 	asked    sync.Map                      // requests to the client, by id: chan *Message
-	life     context.Context               // ends with the session, by errNoSession
+	life     context.Context               // ends when the client ends the session
 	hears    context.Context               // ends when the client can no longer answer
-	close    context.CancelCauseFunc       // ends life and hears
+	close    context.CancelFunc            // ends life and hears
 	deafen   context.CancelFunc            // ends hears
 	profile  atomic.Pointer[clientProfile] // the value is never changed
 
 	// Guarded by sessionTable.mu, unless the session is in no table:
-	ended     bool
 	claim     claimID                 // now; zero for none
-	principal *Principal              // of its latest request; nil once the session is forgotten
+	principal *Principal              // of its latest request; nil unless the session is in memory
 	member    context.Context         // see admission
 	expel     context.CancelCauseFunc // ends member
-	place     *list.Element           // in sessionTable.own[principal]
 
 	mu       sync.Mutex                              // guards the fields below
 	receive  func(from admission, body []byte) error // for HTTP+SSE: handles a message; nil without a stream
@@ -139,7 +132,7 @@ func newSession(o sessionOrigin) *Session {
 		claim:         o.Claim,
 		lastSeen:      make(map[string]string),
 	}
-	s.life, s.close = context.WithCancelCause(context.Background())
+	s.life, s.close = context.WithCancel(context.Background())
 	s.hears, s.deafen = context.WithCancel(s.life)
 	s.profile.Store(&clientProfile{caps: o.Caps})
 	return s
@@ -208,7 +201,7 @@ func (s *Session) join(out *outbox) bool {
 func (s *Session) leave(out *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.streams = slices.DeleteFunc(s.streams, func(other *outbox) bool { return other == out })
+	s.streams = remove(s.streams, out)
 }
 
 // primary returns the stream for messages to the client, or nil. Each message goes to one
@@ -269,7 +262,7 @@ type sessionTable struct {
 
 	mu     sync.Mutex
 	byName map[string]*Session
-	own    map[*Principal]*list.List // of *Session, least recently used first
+	own    map[*Principal][]*Session // least recently used first
 }
 
 // newSessionTable returns an empty table. key seals the ids of sessions.
@@ -277,7 +270,7 @@ func newSessionTable(key []byte) *sessionTable {
 	block, _ := aes.NewCipher(key) // fails only for keys of other lengths
 	t := &sessionTable{
 		byName: make(map[string]*Session),
-		own:    make(map[*Principal]*list.List),
+		own:    make(map[*Principal][]*Session),
 	}
 	t.cipher, _ = cipher.NewGCMWithRandomNonce(block)
 	return t
@@ -298,7 +291,7 @@ func (t *sessionTable) find(name string, inURL bool) (*Session, claimID, error) 
 			s.restored = true
 		}
 	}
-	if s == nil || s.ended || inURL != (s.Protocol == sseProtocol) || time.Since(s.Issued) >= sessionLife {
+	if s == nil || s.life.Err() != nil || inURL != (s.Protocol == sseProtocol) || time.Since(s.Issued) >= sessionLife {
 		return nil, claimID{}, errNoSession
 	}
 	return s, s.claim, nil
@@ -311,7 +304,7 @@ func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	current := t.byName[s.name]
-	if s.ended || s.claim != of || current != nil && current != s {
+	if s.life.Err() != nil || s.claim != of || current != nil && current != s {
 		return nil, false
 	}
 	if p.exists() {
@@ -319,60 +312,52 @@ func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context
 	}
 	t.byName[s.name] = s
 	t.giveLocked(s, p)
-	t.own[p].MoveToBack(s.place)
-	t.forgetIdleLocked(p)
 	return s.member, true
 }
 
-// create adds a new session of a principal.
-func (t *sessionTable) create(protocol string, caps clientCaps, p *Principal) (*Session, context.Context) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// create returns a new session of a principal, which is not yet in use.
+func (t *sessionTable) create(protocol string, caps clientCaps, p *Principal) *Session {
 	s := newSession(newOrigin(protocol, caps, p.claimID))
 	s.name = t.seal(s.sessionOrigin)
 	if protocol == sseProtocol {
 		s.name = s.ID
 	}
-	t.byName[s.name] = s
-	t.giveLocked(s, p)
-	t.forgetIdleLocked(p)
-	return s, s.member
+	return s
 }
 
-// giveLocked makes p the principal of a session. If the session had another one, its streams
-// and processes end. The caller holds t.mu.
+// giveLocked makes p the principal of a session, which is used now. If the session had
+// another one, its streams and processes end. The caller holds t.mu.
 func (t *sessionTable) giveLocked(s *Session, p *Principal) {
-	if s.principal == p {
-		return
-	}
-	if s.principal != nil {
+	if s.principal != p {
 		t.takeLocked(s, errOtherClaim)
+		s.principal = p
+		s.member, s.expel = context.WithCancelCause(p.ctx)
 	}
-	if t.own[p] == nil {
-		t.own[p] = list.New()
+	own, known := t.own[p]
+	if !known {
 		context.AfterFunc(p.ctx, func() { t.orphan(p) })
 	}
-	s.principal = p
-	s.place = t.own[p].PushBack(s)
-	s.member, s.expel = context.WithCancelCause(p.ctx)
+	t.own[p] = append(remove(own, s), s)
+	t.forgetIdleLocked(p)
 }
 
 // orphan gives the sessions of a principal whose claim has ended to strangers.
 func (t *sessionTable) orphan(p *Principal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	own := t.own[p]
-	for own.Len() > 0 {
-		t.giveLocked(own.Front().Value.(*Session), strangers)
-		t.forgetIdleLocked(strangers)
+	for _, s := range slices.Clone(t.own[p]) {
+		t.giveLocked(s, strangers)
 	}
 	delete(t.own, p)
 }
 
-// takeLocked takes a session from its principal, for a reason that ends its streams. The
-// caller holds t.mu.
+// takeLocked takes a session from its principal, if it has one, for a reason that ends its
+// streams. The caller holds t.mu.
 func (t *sessionTable) takeLocked(s *Session, why error) {
-	t.own[s.principal].Remove(s.place)
+	if s.principal == nil {
+		return
+	}
+	t.own[s.principal] = remove(t.own[s.principal], s)
 	s.principal = nil
 	s.expel(why)
 }
@@ -381,11 +366,11 @@ func (t *sessionTable) takeLocked(s *Session, why error) {
 // has too many. The caller holds t.mu.
 func (t *sessionTable) forgetIdleLocked(p *Principal) {
 	own := t.own[p]
-	if own == nil || own.Len() <= maxSessionsOf {
+	if len(own) <= maxSessionsOf {
 		return
 	}
-	for place := own.Front(); place != own.Back(); place = place.Next() {
-		if s := place.Value.(*Session); !s.busy() {
+	for _, s := range own[:maxSessionsOf] {
+		if !s.busy() {
 			t.forgetLocked(s)
 			return
 		}
@@ -395,9 +380,7 @@ func (t *sessionTable) forgetIdleLocked(p *Principal) {
 // forgetLocked removes a session from memory. The caller holds t.mu.
 func (t *sessionTable) forgetLocked(s *Session) {
 	delete(t.byName, s.name)
-	if s.principal != nil {
-		t.takeLocked(s, errNoSession)
-	}
+	t.takeLocked(s, errNoSession)
 }
 
 // busy reports whether the session can't be forgotten: it has a stream or a request.
@@ -415,19 +398,17 @@ func (s *Session) busy() bool {
 // returns errNoSession if the session has ended already.
 func (t *sessionTable) end(s *Session) error {
 	t.mu.Lock()
-	again := s.ended
-	s.ended = true
+	defer t.mu.Unlock()
+	if s.life.Err() != nil {
+		return errNoSession
+	}
+	s.close() // before the calls: see request.begin
 	if s.principal != nil {
 		s.expel(errNoSession)
 	}
 	if s.Protocol == sseProtocol { // its name is random, so it is unknown from now on
 		t.forgetLocked(s)
 	}
-	t.mu.Unlock()
-	if again {
-		return errNoSession
-	}
-	s.close(errNoSession) // before the calls: see request.begin
 	s.calls.Range(func(_, cancel any) bool {
 		cancel.(context.CancelCauseFunc)(errNoSession)
 		return true

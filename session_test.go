@@ -111,13 +111,14 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 	var end context.CancelFunc
 	own.ctx, end = context.WithCancel(t.Context())
 	table := newSessionTable(newSessionKey())
-	open := func(p *Principal) *Session {
-		s, _ := table.create(protocols[0], 0, p)
-		return s
-	}
 	use := func(s *Session, p *Principal) {
 		_, ok := table.use(s, s.claim, p)
 		check(t, "the session is in use", ok, true)
+	}
+	open := func(p *Principal) *Session {
+		s := table.create(protocols[0], 0, p)
+		use(s, p)
+		return s
 	}
 	used := open(own)
 	held := newMemory(0, strangers).open(own)
@@ -142,12 +143,12 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 	}
 	check(t, "the session that was idle for longest is kept", isKept(idle), false)
 	check(t, "its processes may continue", idle.member.Err() == nil, false)
-	check(t, "sessions of the principal", table.own[own].Len(), maxSessionsOf)
+	check(t, "sessions of the principal", len(table.own[own]), maxSessionsOf)
 	end()
 	await(t, "the principal's sessions belong to strangers", func() bool {
 		table.mu.Lock()
 		defer table.mu.Unlock()
-		return table.own[own] == nil && table.own[strangers].Len() == maxSessionsOf
+		return table.own[own] == nil && len(table.own[strangers]) == maxSessionsOf
 	})
 }
 

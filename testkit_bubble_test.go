@@ -257,10 +257,7 @@ func (b *bubble) sessionsOf(p *Principal) int {
 	table := b.server.gate.sessions
 	table.mu.Lock()
 	defer table.mu.Unlock()
-	if table.own[p] == nil {
-		return 0
-	}
-	return table.own[p].Len()
+	return len(table.own[p])
 }
 
 // suspended returns how many calls wait for input of clients without sessions.
