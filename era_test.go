@@ -297,7 +297,7 @@ func FuzzCheckStateless(f *testing.F) {
 		if !isStateless(h, list) {
 			return
 		}
-		session, err := newStatelessSession(h, msg.Method, list, everyone)
+		session, err := newStatelessSession(h, msg.Method, list)
 		if err == nil {
 			said := msg.Params.get("_meta")
 			object := members(field(said, metaClientCaps)) != nil

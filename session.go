@@ -104,10 +104,10 @@ type Session struct {
 	era      eras                          // of its client: stateful or stateless
 	listenID json.RawMessage               // id of the subscriptions/listen that it serves; nil for none
 	restored bool                          // made from its id: the client may have seen any lists
-	calls    sync.Map                      // requests in flight, by id: their context.CancelCauseFunc
+	calls    *sync.Map                     // requests in flight, by id: their context.CancelCauseFunc
 	asked    sync.Map                      // requests to the client, by id: chan *Message
 	life     context.Context               // ends when the client ends the session
-	hears    context.Context               // ends when the client can no longer answer
+	hears    context.Context               // ends when the client can no longer answer, and its streams end
 	close    context.CancelFunc            // ends life and hears
 	deafen   context.CancelFunc            // ends hears
 	profile  atomic.Pointer[clientProfile] // the value is never changed
@@ -118,10 +118,11 @@ type Session struct {
 	member    context.Context         // see admission
 	expel     context.CancelCauseFunc // ends member
 
-	mu       sync.Mutex                              // guards the fields below
-	receive  func(from admission, body []byte) error // for HTTP+SSE: handles a message; nil without a stream
-	streams  []*outbox                               // open notification streams, oldest first
-	lastSeen map[string]string                       // by announced list: its fingerprint
+	receive func(from admission, body []byte) error // for HTTP+SSE: handles a message of the client
+
+	mu       sync.Mutex        // guards the fields below
+	streams  []*outbox         // open notification streams, oldest first
+	lastSeen map[string]string // by announced list: its fingerprint
 }
 
 // newSession returns a session that is in no table.
@@ -129,6 +130,7 @@ func newSession(o sessionOrigin) *Session {
 	s := &Session{
 		sessionOrigin: o,
 		era:           stateful,
+		calls:         new(sync.Map),
 		claim:         o.Claim,
 		lastSeen:      make(map[string]string),
 	}
@@ -138,16 +140,15 @@ func newSession(o sessionOrigin) *Session {
 	return s
 }
 
-// newStatelessSession returns the session of one request without a session, made by a
-// principal. h is nil if the transport has no headers.
-func newStatelessSession(h http.Header, method string, identity object, p *Principal) (*Session, error) {
+// newStatelessSession returns the session of one request without a session, except hears. h is
+// nil if the transport has no headers.
+func newStatelessSession(h http.Header, method string, identity object) (*Session, error) {
 	client, err := parseIdentity(h, method, identity)
 	if err != nil {
 		return nil, err
 	}
-	s := newSession(newOrigin(statelessProtocol, client.caps, p.claimID))
+	s := newSession(newOrigin(statelessProtocol, client.caps, claimID{}))
 	s.era = stateless
-	s.principal = p
 	s.profile.Store(&client)
 	return s, nil
 }
@@ -185,16 +186,16 @@ func (s *Session) wants(method string, params object) bool {
 	return severity < 0 || severity >= slices.Index(logLevels, lowest)
 }
 
-// join begins a notification stream. It returns false if the session has too many streams,
-// or if the client has gone or accepts no stream.
+// join begins a notification stream. It returns false if the client has gone or accepts no
+// stream.
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.streams) >= maxStreams || !out.send(frame{}) {
-		return false
+	joined := out.send(frame{})
+	if joined {
+		s.streams = append(s.streams, out)
 	}
-	s.streams = append(s.streams, out)
-	return true
+	return joined
 }
 
 // leave removes a stream.
@@ -235,24 +236,6 @@ func (s *Session) notify(method string, params object) {
 // it.
 var errUnheard = rpcErrorf(codeInternal, "the client can't be asked: it has no stream open")
 
-// setReceiver sets the function that handles the messages of an HTTP+SSE session's client.
-func (s *Session) setReceiver(receive func(from admission, body []byte) error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.receive = receive
-}
-
-// deliver handles a message of an HTTP+SSE session's client, which its stream answers.
-func (s *Session) deliver(from admission, body []byte) error {
-	s.mu.Lock()
-	receive := s.receive
-	s.mu.Unlock()
-	if receive == nil {
-		return errNoSession
-	}
-	return receive(from, body)
-}
-
 // sessionTable contains the sessions that are in use or were used recently, also those that
 // have ended. If a principal has more than maxSessionsOf, the table forgets its least
 // recently used idle sessions. What happened to them since their initialize is lost. Safe for
@@ -291,7 +274,8 @@ func (t *sessionTable) find(name string, inURL bool) (*Session, claimID, error) 
 			s.restored = true
 		}
 	}
-	if s == nil || s.life.Err() != nil || inURL != (s.Protocol == sseProtocol) || time.Since(s.Issued) >= sessionLife {
+	if s == nil || s.life.Err() != nil || time.Since(s.Issued) >= sessionLife ||
+		inURL != (s.Protocol == sseProtocol) {
 		return nil, claimID{}, errNoSession
 	}
 	return s, s.claim, nil

@@ -106,7 +106,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	// A client of HTTP+SSE gets its answers on its stream, whatever it posts.
 	if from.session != nil && from.session.Protocol == sseProtocol {
-		if err := from.session.deliver(from, body); err != nil {
+		if err := from.session.receive(from, body); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusAccepted)
@@ -117,7 +117,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return refusal(msg.ID, err)
 	}
 	params, identity := parseParams(msg.Params)
-	from.session, err = s.sessionOf(w, r, from, msg, params, identity)
+	from, err = s.inSession(w, r, from, msg, params, identity)
 	if err != nil {
 		return refusal(msg.ID, err)
 	}
@@ -132,7 +132,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if accept.stream {
 		write = sseWriter(w)
 	}
-	request := s.newRequest(from, newOutbox(r.Context(), held, write), held, msg, params)
+	request := s.newRequest(from, newOutbox(r.Context(), held, write), msg, params)
 	if from.session.era == stateless {
 		request.header = r.Header
 	}
@@ -155,37 +155,53 @@ func checkPOST(r *http.Request) (accepts, error) {
 	return accept, nil
 }
 
-// sessionOf returns the session of a POST. For initialize it returns a new session, and
-// sets its id in the header of the answer. A stateless message has a session of its own.
-func (s *Server) sessionOf(
+// inSession returns the admission of a message in its session. For initialize, that is a new
+// session, whose id becomes the header of the answer. A stateless message has a session of
+// its own.
+func (s *Server) inSession(
 	w http.ResponseWriter, r *http.Request, from admission, msg *Message, params, identity object,
-) (*Session, error) {
+) (_ admission, err error) {
 	stateless := isStateless(r.Header, identity)
 	begins := !stateless && msg.isRequest() && msg.Method == "initialize"
 	// Only here is it known whether the request begins a session: an invalid code does not keep
 	// a client of an earlier era from that, but refuses everything else.
 	switch {
 	case from.badCode != nil && !begins:
-		return nil, from.badCode
+		return from, from.badCode
 	case stateless && msg.isNotification(): // usher needs no notification of this revision
-		return newSession(sessionOrigin{}), nil
+		from.session = newSession(sessionOrigin{})
+		return from, nil
 	case stateless:
-		return newStatelessSession(r.Header, msg.Method, identity, from.principal)
+		return from.alone(s.stopping, r.Header, msg.Method, identity)
 	case !begins && from.session == nil:
-		return nil, errNoID
+		return from, errNoID
 	case !begins:
-		return from.session, nil
+		return from, nil
 	}
 	protocol, caps, err := parseInitialize(params)
 	if err == nil {
 		_, err = from.principal.scope() // an ended claim begins no session
 	}
 	if err != nil {
-		return nil, err
+		return from, err
 	}
 	from = s.gate.Create(protocol, caps, from)
 	w.Header().Set(sessionHeader, from.session.name)
-	return from.session, nil
+	return from, nil
+}
+
+// alone returns the admission of a request without a session. hears ends its streams.
+func (from admission) alone(
+	hears context.Context, h http.Header, method string, identity object,
+) (admission, error) {
+	session, err := newStatelessSession(h, method, identity)
+	if err != nil {
+		return from, err
+	}
+	session.hears = hears
+	from.session = session
+	from.member = from.principal.ctx
+	return from, nil
 }
 
 // errNoID refuses a request that needs a session and names none.
@@ -194,7 +210,7 @@ var errNoID error = httpErrorf(http.StatusBadRequest,
 
 // answerPOST runs a request, and writes the answer to w or, as a stream, to r.out.
 func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
-	old := r.from.session.era == stateful
+	old := r.session.era == stateful
 	var result object
 	err := r.begin(r.server.stopped)
 	if err == nil {
@@ -220,7 +236,7 @@ func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
 	case answer.msg == nil:
 		w.WriteHeader(http.StatusAccepted)
 	default:
-		if r.held.grow(int64(len(answer.msg))) != nil {
+		if r.out.held.grow(int64(len(answer.msg))) != nil {
 			status = http.StatusInternalServerError
 			answer = r.encodeAnswer(nil, errNoRoomToAnswer)
 		}
@@ -237,7 +253,7 @@ func (s *Server) admit(r *http.Request) (admission, error) {
 	return from, err
 }
 
-// errManyStreams refuses a stream of a session or principal that has too many.
+// errManyStreams refuses a stream of a principal that has too many.
 var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 	"too many streams: close one").retryAfter(15)
 
@@ -285,24 +301,23 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	out := newOutbox(ctx, held, sseWriter(w))
 	if from.session == nil {
 		s.serveSSE(r.URL.Path, from, out, cancel)
-		return nil
+	} else {
+		s.serveNotices(from, out)
 	}
-	return s.serveNotices(from, out)
+	return nil
 }
 
 // serveNotices serves a session's notification stream until the connection or the outbox
 // ends.
-func (s *Server) serveNotices(from admission, out *outbox) error {
+func (s *Server) serveNotices(from admission, out *outbox) {
 	if !from.session.join(out) {
-		out.disconnect()
-		return errManyStreams
+		return // the client has gone
 	}
 	defer func() {
 		out.end()
 		<-out.done
 	}()
 	_ = s.follow(out.ctx, from, out, out.done)
-	return nil
 }
 
 // serveDELETE ends a session at its client's request.
@@ -328,23 +343,13 @@ type duplex struct {
 	server *Server
 	from   admission // of the connection; a message has one of its own
 	out    *outbox
-	open   context.Context // ends with the client's input; the streams end with it
-	close  context.CancelFunc
 
-	mu       sync.Mutex     // locked to begin a request, or to close
+	mu       sync.Mutex     // locked to begin a request, or to begin no more
 	requests sync.WaitGroup // the requests that are being answered
 }
 
 // duplexTimeout is how long requests in progress may take once the input has ended.
 const duplexTimeout = 30 * time.Second
-
-// newDuplex returns a connection through out to the client of a new session. from is the
-// admission of the connection, in the session.
-func (s *Server) newDuplex(from admission, out *outbox) *duplex {
-	d := &duplex{server: s, from: from, out: out}
-	d.open, d.close = context.WithCancel(context.Background())
-	return d
-}
 
 // serve writes to the client until its connection ends, or until input yields the error with
 // which the client's input ended. serve waits for requests in progress, and returns that
@@ -354,7 +359,7 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	writing.Go(func() {
 		defer hangUp()
 		defer catch(d.server.log, nil)
-		_ = d.server.serveNotices(d.from, d.out) // its only error is for HTTP
+		d.server.serveNotices(d.from, d.out)
 	})
 	select {
 	case err = <-input:
@@ -363,9 +368,8 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	// From now on, no request begins. Those in progress may end, but the client can no longer
 	// answer what modules ask in them.
 	d.mu.Lock()
-	d.close()
-	d.mu.Unlock()
 	d.from.session.deafen()
+	d.mu.Unlock()
 	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
 	d.requests.Wait()
 	d.out.end()
@@ -378,7 +382,7 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 func (d *duplex) receive(from admission, body []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.open.Err() != nil {
+	if d.from.session.hears.Err() != nil {
 		return errNoSession
 	}
 	msg, err := parseMessage(body)
@@ -398,17 +402,16 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	params, identity := parseParams(msg.Params)
 	from.session = d.from.session
 	if isStateless(nil, identity) {
-		from.session, err = newStatelessSession(nil, msg.Method, identity, from.principal)
+		from, err = from.alone(from.session.hears, nil, msg.Method, identity)
 		if err != nil {
 			return err
 		}
+		from.session.calls = d.from.session.calls // the client cancels all its requests there
 	}
 	// A message that finds no room is answered with the error.
 	held := d.server.memory.open(from.principal)
 	err = held.grow(int64(size))
-	r := d.server.newRequest(from, d.out, held, msg, params)
-	r.calls = &d.from.session.calls
-	r.streams = d.open
+	r := d.server.newRequest(from, d.out, msg, params)
 	if err == nil {
 		err = r.begin(d.out.ctx)
 	}
@@ -429,8 +432,8 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 func (s *Server) serveSSE(path string, from admission, out *outbox, hangUp func()) {
 	from = s.gate.Create(sseProtocol, 0, from)
 	defer s.gate.sessions.end(from.session)
-	d := s.newDuplex(from, out)
-	from.session.setReceiver(d.receive)
+	d := &duplex{server: s, from: from, out: out}
+	from.session.receive = d.receive // before anybody knows the session's name
 	// The address is relative, as usher does not know the path that a proxy adds.
 	out.send(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + from.session.name)})
 	_ = d.serve(nil, hangUp) // its input arrives by POST
@@ -446,8 +449,11 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	c.stopped = ctx
 	c.memory = newMemory(defaultMaxBody, strangers)
 	s := newServer(c)
-	from := s.gate.Create(protocols[0], 0, admission{principal: everyone})
-	d := s.newDuplex(from, newOutbox(ctx, s.memory.open(everyone), lineWriter(out)))
+	d := &duplex{
+		server: s,
+		from:   s.gate.Create(protocols[0], 0, admission{principal: everyone}),
+		out:    newOutbox(ctx, s.memory.open(everyone), lineWriter(out)),
+	}
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
 	err := d.serve(input, cancel) // ends ctx
