@@ -78,16 +78,15 @@ func (c Code) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 // drawn again after the claim has ended. The zero value stands for no claim. IDs may be
 // compared with ==. An id, like its code, is formatted and logged as asterisks.
 type claimID struct {
-	Code     `json:"code"`
-	Created  string `json:"createdAt"` // RFC 3339 in UTC, so that == compares instants
-	ScopeDir string `json:"claimScopeDir"`
+	Code      `json:"code"`
+	CreatedAt time.Time `json:"createdAt"` // zero if the record has none; in UTC, so that == compares instants
+	ScopeDir  string    `json:"claimScopeDir"`
 }
 
 // Claim is one record of claims.json. Claims are immutable, so copies may be shared
 // between goroutines. ScopeDir is as stored: absolute; usher claim resolved its symlinks.
 type Claim struct {
 	claimID
-	CreatedAt time.Time // UTC; zero if the record has none
 	ExpiresAt time.Time // UTC; the claim has ended from this instant on
 	Label     string    // may be ""
 
@@ -115,7 +114,7 @@ func (c Claim) logAttrs() slog.Attr {
 	if !c.exists() {
 		return slog.Attr{}
 	}
-	hash := hashOf(logKey, c.Code.Reveal(), c.Created, c.ScopeDir)
+	hash := hashOf(logKey, c.Code.Reveal(), c.CreatedAt.String(), c.ScopeDir)
 	return slog.GroupAttrs("", slog.String("claim", hash[:8]), slog.String("label", c.Label))
 }
 
@@ -133,7 +132,6 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	var createdOK, expiresOK bool
 	c.CreatedAt, createdOK = parseClaimTime(record.get("createdAt"))
 	c.ExpiresAt, expiresOK = parseClaimTime(record.get("expiresAt"))
-	c.Created = c.CreatedAt.Format(time.RFC3339Nano)
 	folded, codeOK := parseCode(c.Code.Reveal())
 	switch {
 	case !codeOK || folded != c.Code: // only input is folded: in the file, a code has one spelling
@@ -170,7 +168,7 @@ type Principal struct {
 
 	store *ClaimStore // nil for a principal without a claim
 	ctx   context.Context
-	end   context.CancelCauseFunc // ends ctx, with errEnded
+	end   context.CancelFunc // ends ctx
 }
 
 // The principals without a claim, which never end.
@@ -238,9 +236,8 @@ type claimsFile struct {
 	// there, file ids are not reused that soon.
 	file    *os.File
 	info    fs.FileInfo
-	claims  []Claim // in the file's order
+	claims  []Claim // soonest expiry first
 	byCode  map[Code]Claim
-	soonest time.Time // the earliest expiry; zero: no claims
 	purging sync.Once // starts a purge, which is not repeated if it fails
 }
 
@@ -262,10 +259,8 @@ func parseClaims(data []byte) (*claimsFile, error) {
 		}
 		f.claims = append(f.claims, c)
 		f.byCode[c.Code] = c
-		if f.soonest.IsZero() || c.ExpiresAt.Before(f.soonest) {
-			f.soonest = c.ExpiresAt
-		}
 	}
+	slices.SortStableFunc(f.claims, func(a, b Claim) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
 	return f, nil
 }
 
@@ -292,9 +287,6 @@ func readClaims(path string) (f *claimsFile, err error) {
 		return &claimsFile{}, err
 	}
 	file, err := openRegular(path)
-	if errors.Is(err, fs.ErrNotExist) { // deleted since the stat
-		return &claimsFile{}, nil
-	}
 	if err == nil {
 		// Before the content: if that is changed in between, the next stat differs from this one.
 		info, err = file.Stat()
@@ -326,7 +318,7 @@ func (f *claimsFile) matches(info fs.FileInfo) bool {
 	return sameTime && f.info.Size() == info.Size() && os.SameFile(f.info, info)
 }
 
-// active returns the claims that are active at now, in the file's order; never nil.
+// active returns the claims that are active at now, soonest expiry first; never nil.
 func (f *claimsFile) active(now time.Time) []Claim {
 	all := append([]Claim{}, f.claims...)
 	return slices.DeleteFunc(all, func(c Claim) bool { return !c.Active(now) })
@@ -335,7 +327,7 @@ func (f *claimsFile) active(now time.Time) []Claim {
 // expired reports whether any record has expired at now. Its cost does not depend on the
 // number of claims, because every lookup calls it.
 func (f *claimsFile) expired(now time.Time) bool {
-	return !f.soonest.IsZero() && !now.Before(f.soonest)
+	return len(f.claims) > 0 && !f.claims[0].Active(now)
 }
 
 // errNoClaim reports that no active claim has a code.
@@ -438,7 +430,6 @@ func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
 	}
 	now := time.Now()
 	list := read.active(now)
-	slices.SortStableFunc(list, func(a, b Claim) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
 	if read.expired(now) {
 		err = s.update(ctx, purge)
 	}
@@ -483,7 +474,7 @@ func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
 	p := s.principals[code] // of this claim: refresh has ended those of others
 	if p == nil {
 		p = &Principal{Claim: c, store: s}
-		p.ctx, p.end = context.WithCancelCause(context.Background())
+		p.ctx, p.end = context.WithCancel(context.Background())
 		s.principals[code] = p
 	}
 	return p, nil
@@ -492,7 +483,7 @@ func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
 // endLocked ends the principal of a code, if there is one. The caller holds s.mu.
 func (s *ClaimStore) endLocked(code Code) {
 	if p := s.principals[code]; p != nil {
-		p.end(errEnded)
+		p.end()
 		delete(s.principals, code)
 	}
 }
@@ -500,26 +491,16 @@ func (s *ClaimStore) endLocked(code Code) {
 // Watch looks at the file and the clock until ctx ends, so that principals end without a
 // request, and so that readers notice when the file can be read again.
 func (s *ClaimStore) Watch(ctx context.Context) {
-	for pauseFor(ctx, s.endExpired()) {
+	for pauseFor(ctx, watchInterval) {
 		_, _ = s.refresh() // while the file can't be read, claims end at their last known expiry
-	}
-}
-
-// endExpired ends the principals whose claims have expired. It returns the time until Watch
-// should look again.
-func (s *ClaimStore) endExpired() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	wait := watchInterval
-	for code := range s.principals {
-		left := time.Until(s.current.byCode[code].ExpiresAt)
-		if left <= 0 {
-			s.endLocked(code)
-		} else {
-			wait = min(wait, left)
+		s.mu.Lock()
+		for code := range s.principals {
+			if !s.current.byCode[code].Active(time.Now()) {
+				s.endLocked(code)
+			}
 		}
+		s.mu.Unlock()
 	}
-	return wait
 }
 
 // refresh returns the file as it is now. It reads the file only if the file has changed,

@@ -196,7 +196,7 @@ func claimOf(t *testing.T, g *Gate, id string) claimID {
 func TestSessionIDSaysWhatItIs(t *testing.T) {
 	t.Parallel()
 	at := func(created time.Time) claimID {
-		return claimID{"ABCDEF", created.UTC().Format(time.RFC3339Nano), "/w/proj"}
+		return claimID{"ABCDEF", created.UTC().Round(0), "/w/proj"}
 	}
 	const hour = time.Hour
 	keep := func(string) {}
@@ -281,7 +281,7 @@ func FuzzSessionID(f *testing.F) {
 		if !utf8.ValidString(protocol) || !utf8.ValidString(code) || !utf8.ValidString(dir) {
 			return
 		}
-		origin := newOrigin(protocol, clientCaps(caps), claimID{Code(code), "", dir})
+		origin := newOrigin(protocol, clientCaps(caps), claimID{Code(code), time.Time{}, dir})
 		id := table.seal(origin)
 		if got, ok := table.unseal(id); !ok || !reflect.DeepEqual(got, origin) {
 			t.Fatalf("%+v came back as %+v, %v", origin, got, ok)
