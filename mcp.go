@@ -154,9 +154,7 @@ func (r *request) begin(ctx context.Context) error {
 
 // end undoes begin.
 func (r *request) end() {
-	if context.Cause(r.ctx) != errCancelled { // else the id may be another request's already
-		r.session.calls.Delete(string(r.id))
-	}
+	r.session.calls.Delete(string(r.id))
 	r.counter().release(r.principal, 1)
 	r.cancel(nil)
 }

@@ -104,9 +104,6 @@ var (
 var errNoSession error = httpErrorf(http.StatusNotFound,
 	"this session is unknown or has ended: send initialize again")
 
-// errOtherClaim ends the streams of a session that now belongs to another principal.
-var errOtherClaim = errors.New("the session has another claim")
-
 // errKeepsClaim refuses to give an HTTP+SSE session, which a URL names, another claim.
 // Otherwise somebody could hand out the session's URL and wait for another person's code.
 var errKeepsClaim error = httpErrorf(http.StatusBadRequest,

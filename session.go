@@ -113,10 +113,10 @@ type Session struct {
 	profile  atomic.Pointer[clientProfile] // the value is never changed
 
 	// Guarded by sessionTable.mu, unless the session is in no table:
-	claim     claimID                 // now; zero for none
-	principal *Principal              // of its latest request; nil unless the session is in memory
-	member    context.Context         // see admission
-	expel     context.CancelCauseFunc // ends member
+	claim     claimID            // now; zero for none
+	principal *Principal         // of its latest request; nil unless the session is in the table
+	member    context.Context    // see admission
+	expel     context.CancelFunc // ends member
 
 	receive func(from admission, body []byte) error // for HTTP+SSE: handles a message of the client
 
@@ -164,7 +164,7 @@ func (s *Session) handleNotification(msg *Message) {
 			answer.(chan *Message) <- msg
 		}
 	case msg.Method == "notifications/cancelled": // usher needs no other
-		if cancel, ok := s.calls.LoadAndDelete(string(msg.Params.get("requestId"))); ok {
+		if cancel, ok := s.calls.Load(string(msg.Params.get("requestId"))); ok {
 			cancel.(context.CancelCauseFunc)(errCancelled)
 		}
 	}
@@ -313,9 +313,9 @@ func (t *sessionTable) create(protocol string, caps clientCaps, p *Principal) *S
 // another one, its streams and processes end. The caller holds t.mu.
 func (t *sessionTable) giveLocked(s *Session, p *Principal) {
 	if s.principal != p {
-		t.takeLocked(s, errOtherClaim)
+		t.takeLocked(s)
 		s.principal = p
-		s.member, s.expel = context.WithCancelCause(p.ctx)
+		s.member, s.expel = context.WithCancel(p.ctx)
 	}
 	own, known := t.own[p]
 	if !known {
@@ -335,15 +335,13 @@ func (t *sessionTable) orphan(p *Principal) {
 	delete(t.own, p)
 }
 
-// takeLocked takes a session from its principal, if it has one, for a reason that ends its
-// streams. The caller holds t.mu.
-func (t *sessionTable) takeLocked(s *Session, why error) {
-	if s.principal == nil {
-		return
+// takeLocked takes a session from its principal, if it has one. The caller holds t.mu.
+func (t *sessionTable) takeLocked(s *Session) {
+	if s.principal != nil {
+		t.own[s.principal] = remove(t.own[s.principal], s)
+		s.principal = nil
+		s.expel()
 	}
-	t.own[s.principal] = remove(t.own[s.principal], s)
-	s.principal = nil
-	s.expel(why)
 }
 
 // forgetIdleLocked forgets the session of p that was used least recently and is not busy, if p
@@ -364,7 +362,7 @@ func (t *sessionTable) forgetIdleLocked(p *Principal) {
 // forgetLocked removes a session from memory. The caller holds t.mu.
 func (t *sessionTable) forgetLocked(s *Session) {
 	delete(t.byName, s.name)
-	t.takeLocked(s, errNoSession)
+	t.takeLocked(s)
 }
 
 // busy reports whether the session can't be forgotten: it has a stream or a request.
@@ -388,7 +386,7 @@ func (t *sessionTable) end(s *Session) error {
 	}
 	s.close() // before the calls: see request.begin
 	if s.principal != nil {
-		s.expel(errNoSession)
+		s.expel()
 	}
 	if s.Protocol == sseProtocol { // its name is random, so it is unknown from now on
 		t.forgetLocked(s)

@@ -31,7 +31,7 @@ func (s *Server) follow(
 		case <-end:
 			return nil
 		case <-from.member.Done():
-			if context.Cause(from.member) != errNoSession && session.listenID == nil {
+			if session.life.Err() == nil && session.listenID == nil {
 				session.notifyChanges(s.modules.View(Scope{}))
 			}
 			return nil
