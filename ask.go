@@ -19,12 +19,18 @@ import (
 	"sync"
 )
 
+// checkAsk returns an error unless a module may ask the client, and the capabilities that the
+// client lacks.
+func (r *request) checkAsk(method string, params object) (lacked clientCaps, err error) {
+	if r.principal.Ended() || r.principal.Unreadable() != nil {
+		return 0, errNoScope
+	}
+	return r.caller.Client.caps.checkAsk(method, params)
+}
+
 // ask sends a module's request to the session's client and waits for its answer.
 func (r *request) ask(ctx context.Context, method string, params object) (object, error) {
-	if !r.principal.mayAsk() {
-		return nil, errNoScope
-	}
-	if _, err := r.caller.Client.caps.checkAsk(method, params); err != nil {
+	if _, err := r.checkAsk(method, params); err != nil {
 		return nil, err
 	}
 	// The id is random, so that a late answer to an earlier daemon matches no request of
@@ -169,10 +175,7 @@ func (c *suspendedCall) notify(method string, params object) {
 func (c *suspendedCall) ask(
 	ctx context.Context, method string, params object,
 ) (object, error) {
-	if !c.request.principal.mayAsk() {
-		return nil, errNoScope
-	}
-	lacked, err := c.request.caller.Client.caps.checkAsk(method, params)
+	lacked, err := c.request.checkAsk(method, params)
 	if err != nil {
 		c.all.mu.Lock()
 		defer c.all.mu.Unlock()

@@ -207,10 +207,6 @@ func (p *Principal) Unreadable() <-chan struct{} {
 	return p.store.unreadable
 }
 
-// mayAsk reports whether a module may ask clients of the principal, as far as the store has
-// noticed.
-func (p *Principal) mayAsk() bool { return !p.Ended() && p.Unreadable() == nil }
-
 // waitFor waits until done is closed or yields a value. The error is ctx's cause, or errEnded
 // if the principal's claim ends first.
 func (p *Principal) waitFor(ctx context.Context, done <-chan struct{}) error {

@@ -389,7 +389,6 @@ func (r *request) find() (*Item, error) {
 // forward sends the request to the module of the item that it names, and logs it. It looks
 // the item up in the scope that the caller has at that moment.
 func (r *request) forward() (object, error) {
-	start := time.Now()
 	var item *Item
 	result, err := r.server.modules.Call(r.ctx, r.principal, func() (_ object, err error) {
 		item, err = r.find()
@@ -407,7 +406,7 @@ func (r *request) forward() (object, error) {
 	if err != nil && r.ctx.Err() != nil {
 		err = context.Cause(r.ctx)
 	}
-	r.log(item, time.Since(start), result, err)
+	r.log(item, result, err)
 	return result, err
 }
 
@@ -449,7 +448,7 @@ func cleanArguments(params object) (object, error) {
 
 // log logs a request for an item of a module, which is nil if it was not found, and how it
 // ended.
-func (r *request) log(item *Item, took time.Duration, result object, err error) {
+func (r *request) log(item *Item, result object, err error) {
 	outcome := "done"
 	if err != nil {
 		outcome = explain(err)
@@ -467,7 +466,7 @@ func (r *request) log(item *Item, took time.Duration, result object, err error) 
 		module,
 		"method", clipText(name, maxLogged),
 		"outcome", clipText(outcome, maxLogged),
-		"took", took.Round(10*time.Microsecond),
+		"took", time.Since(r.arrived).Round(10*time.Microsecond),
 		"bytes", result.size(),
 		"session", clipText(r.session.ID, 8),
 		r.principal.logAttrs())
