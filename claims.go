@@ -8,7 +8,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -349,8 +348,8 @@ func errUnreadable(path string, why error) error {
 // folders. If claims.json exists but can't be used, methods return an error that matches
 // errClaimsUnreadable.
 type ClaimStore struct {
-	path   string // of claims.json
-	log    *slog.Logger
+	path   string       // of claims.json
+	log    *slog.Logger // receives a record of each claim that has ended, and of each purge that fails
 	token  *writeToken
 	purges sync.WaitGroup // purges in progress
 
@@ -365,13 +364,12 @@ type ClaimStore struct {
 // watchInterval is the time between two looks of Watch at the file.
 const watchInterval = 2 * time.Second
 
-// openClaims returns the store of dataDir, {base}/.data, which need not exist yet. log
-// receives a record of each claim that is no longer in the file, and of each purge that fails. A
-// nil log discards them. Call Close if the store is used for lookups.
-func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
+// openClaims returns the store of dataDir, {base}/.data, which need not exist yet, without a
+// log. Call Close if the store is used for lookups.
+func openClaims(dataDir string) *ClaimStore {
 	return &ClaimStore{
 		path:       filepath.Join(dataDir, "claims.json"),
-		log:        cmp.Or(log, slog.New(slog.DiscardHandler)),
+		log:        slog.New(slog.DiscardHandler),
 		token:      newWriteToken(dataDir),
 		current:    &claimsFile{},
 		principals: make(map[Code]*Principal),

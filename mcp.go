@@ -486,8 +486,9 @@ func (r *request) listen() (object, error) {
 	}
 	acknowledged := object{{"notifications", honoured.encode()}}
 	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
-	if err := r.server.follow(r.ctx, r.admission, r.out, r.session.hears.Done()); err != nil {
-		return nil, err
+	r.server.follow(r.ctx, r.admission, r.out, r.session.hears.Done())
+	if r.ctx.Err() != nil {
+		return nil, context.Cause(r.ctx)
 	}
 	return withMeta(nil, metaSubscription, r.id), nil
 }

@@ -10,11 +10,9 @@ import (
 const coalesce = 300 * time.Millisecond // changes within this time make one list_changed
 
 // follow notifies from's session of changes on out, one of its streams, and removes the stream
-// at the end. It returns when end is closed, or when the session no longer belongs to the
-// principal of from. If ctx ends earlier, follow returns the cause.
-func (s *Server) follow(
-	ctx context.Context, from admission, out *outbox, end <-chan struct{},
-) error {
+// at the end. It returns when ctx ends or end is closed, or when the session no longer belongs
+// to the principal of from.
+func (s *Server) follow(ctx context.Context, from admission, out *outbox, end <-chan struct{}) {
 	session := from.session
 	defer session.leave(out)
 	for {
@@ -27,14 +25,14 @@ func (s *Server) follow(
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return
 		case <-end:
-			return nil
+			return
 		case <-from.member.Done():
 			if session.life.Err() == nil && session.listenID == nil {
 				session.notifyChanges(s.modules.View(Scope{}))
 			}
-			return nil
+			return
 		case <-unreadable:
 		case <-modules:
 			pauseFor(ctx, coalesce) // more changes are likely to follow

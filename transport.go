@@ -317,7 +317,7 @@ func (s *Server) serveNotices(from admission, out *outbox) {
 		out.end()
 		<-out.done
 	}()
-	_ = s.follow(out.ctx, from, out, out.done)
+	s.follow(out.ctx, from, out, out.done)
 }
 
 // serveDELETE ends a session at its client's request.
