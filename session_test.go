@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"reflect"
@@ -60,10 +59,7 @@ func TestForgedIDsAreRefused(t *testing.T) {
 			checkSees(t, "it sees", c, setHeader(sessionHeader, forged...), "404")
 		})
 	}
-	for i := range id {
-		checkSees(t, fmt.Sprint("with letter ", i, " changed"), c,
-			setHeader(sessionHeader, turned(id, i, 4)), "404")
-	}
+	checkSees(t, "with a letter changed", c, setHeader(sessionHeader, turned(id, 9, 4)), "404")
 	checkSees(t, "the first of two counts", c, setHeader(sessionHeader, id, stranger), seesProj)
 }
 
