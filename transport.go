@@ -59,26 +59,27 @@ func refusal(id json.RawMessage, err error) error {
 
 // accepts is what a client's Accept header allows.
 type accepts struct {
-	json, stream bool
-	streamFirst  bool // the stream is listed before JSON
-	html         bool // only browsers ask for it
+	stream      bool
+	streamFirst bool // the stream is listed before JSON
+	html        bool // only browsers ask for it
 }
 
-// parseAccept reads the Accept header. A missing header allows JSON and streams. It
-// ignores quality values (q=).
+// parseAccept reads the Accept header. A missing header allows streams. parseAccept ignores
+// quality values (q=).
 func parseAccept(h http.Header) (a accepts) {
+	hasJSON := false
 	header := cmp.Or(strings.Join(h.Values("Accept"), ","), "*/*")
 	for part := range strings.SplitSeq(header, ",") {
 		kind, _, _ := strings.Cut(part, ";")
 		switch strings.ToLower(strings.TrimSpace(kind)) {
 		case "*/*":
-			a.json = true
+			hasJSON = true
 			a.stream = true
 		case "application/json", "application/*":
-			a.json = true
+			hasJSON = true
 		case "text/event-stream", "text/*":
 			a.stream = true
-			a.streamFirst = a.streamFirst || !a.json
+			a.streamFirst = a.streamFirst || !hasJSON
 		case "text/html":
 			a.html = true
 		}
@@ -88,9 +89,10 @@ func parseAccept(h http.Header) (a accepts) {
 
 // servePOST receives one message. It answers a request, and accepts any other message.
 func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
-	accept, err := checkPOST(r)
-	if err != nil {
-		return err
+	contentType := r.Header.Get("Content-Type")
+	if kind, _, err := mime.ParseMediaType(contentType); err != nil || kind != "application/json" {
+		return httpErrorf(http.StatusUnsupportedMediaType,
+			"content type %q: want application/json", clipText(contentType, 100))
 	}
 	// Principal and session are fixed before the body is read, so that the body counts for
 	// the right principal, and nobody changes the access of a request under way.
@@ -129,6 +131,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
 	// asked or notified.
 	var write func(frame) error
+	accept := parseAccept(r.Header)
 	if accept.stream {
 		write = sseWriter(w)
 	}
@@ -138,21 +141,6 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	answerPOST(w, request, accept.streamFirst)
 	return nil
-}
-
-// checkPOST checks the headers of a POST, and returns what its client accepts.
-func checkPOST(r *http.Request) (accepts, error) {
-	accept := parseAccept(r.Header)
-	contentType := r.Header.Get("Content-Type")
-	if kind, _, err := mime.ParseMediaType(contentType); err != nil || kind != "application/json" {
-		return accept, httpErrorf(http.StatusUnsupportedMediaType,
-			"content type %q: want application/json", clipText(contentType, 100))
-	}
-	if !accept.json && !accept.stream {
-		return accept, httpErrorf(http.StatusNotAcceptable,
-			"accept %q: want application/json, text/event-stream", clipText(r.Header.Get("Accept"), 100))
-	}
-	return accept, nil
 }
 
 // inSession returns the admission of a message in its session. For initialize, that is a new
