@@ -140,17 +140,21 @@ func newSession(o sessionOrigin) *Session {
 	return s
 }
 
-// newStatelessSession returns the session of one request without a session, except hears. h is
-// nil if the transport has no headers.
-func newStatelessSession(h http.Header, method string, identity object) (*Session, error) {
+// alone returns the admission of a request without a session, which gets a Session of its own.
+// hears ends the request's streams. h is nil if the transport has no headers.
+func (from admission) alone(
+	hears context.Context, h http.Header, method string, identity object,
+) (admission, error) {
 	client, err := parseIdentity(h, method, identity)
 	if err != nil {
-		return nil, err
+		return from, err
 	}
-	s := newSession(newOrigin(statelessProtocol, client.caps, claimID{}))
-	s.era = stateless
-	s.profile.Store(&client)
-	return s, nil
+	from.member = from.principal.ctx
+	from.session = newSession(newOrigin(statelessProtocol, client.caps, claimID{}))
+	from.session.era = stateless
+	from.session.hears = hears
+	from.session.profile.Store(&client)
+	return from, nil
 }
 
 // errCancelled is the cause of a request's end if its client cancelled it.
@@ -309,8 +313,9 @@ func (t *sessionTable) create(protocol string, caps clientCaps, p *Principal) *S
 	return s
 }
 
-// giveLocked makes p the principal of a session, which is used now. If the session had
-// another one, its streams and processes end. The caller holds t.mu.
+// giveLocked makes p the principal of a session, which is used now. If the session had another
+// one, its streams and processes end. If p has too many sessions, giveLocked forgets the one
+// that was used least recently and is not busy. The caller holds t.mu.
 func (t *sessionTable) giveLocked(s *Session, p *Principal) {
 	if s.principal != p {
 		t.takeLocked(s)
@@ -321,8 +326,15 @@ func (t *sessionTable) giveLocked(s *Session, p *Principal) {
 	if !known {
 		context.AfterFunc(p.ctx, func() { t.orphan(p) })
 	}
-	t.own[p] = append(remove(own, s), s)
-	t.forgetIdleLocked(p)
+	own = append(remove(own, s), s)
+	t.own[p] = own
+	if len(own) <= maxSessionsOf {
+		return
+	}
+	idle := slices.IndexFunc(own[:maxSessionsOf], func(other *Session) bool { return !other.busy() })
+	if idle >= 0 {
+		t.forgetLocked(own[idle])
+	}
 }
 
 // orphan gives the sessions of a principal whose claim has ended to strangers.
@@ -341,21 +353,6 @@ func (t *sessionTable) takeLocked(s *Session) {
 		t.own[s.principal] = remove(t.own[s.principal], s)
 		s.principal = nil
 		s.expel()
-	}
-}
-
-// forgetIdleLocked forgets the session of p that was used least recently and is not busy, if p
-// has too many. The caller holds t.mu.
-func (t *sessionTable) forgetIdleLocked(p *Principal) {
-	own := t.own[p]
-	if len(own) <= maxSessionsOf {
-		return
-	}
-	for _, s := range own[:maxSessionsOf] {
-		if !s.busy() {
-			t.forgetLocked(s)
-			return
-		}
 	}
 }
 

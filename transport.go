@@ -178,20 +178,6 @@ func (s *Server) inSession(
 	return from, nil
 }
 
-// alone returns the admission of a request without a session. hears ends its streams.
-func (from admission) alone(
-	hears context.Context, h http.Header, method string, identity object,
-) (admission, error) {
-	session, err := newStatelessSession(h, method, identity)
-	if err != nil {
-		return from, err
-	}
-	session.hears = hears
-	from.session = session
-	from.member = from.principal.ctx
-	return from, nil
-}
-
 // errNoID refuses a request that needs a session and names none.
 var errNoID error = httpErrorf(http.StatusBadRequest,
 	"no %s: send initialize first, then the id from its answer", sessionHeader)
