@@ -10,7 +10,6 @@ import (
 	"crypto/cipher"
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -55,16 +54,15 @@ const sessionKeySize = 32
 // it makes a new one, which ends all sessions.
 func readSessionKey(dataDir string, log *slog.Logger) ([]byte, error) {
 	path := filepath.Join(dataDir, "session.key")
-	text, err := readRegular(path)
-	key, bad := hex.DecodeString(strings.TrimSpace(string(text)))
-	if err == nil && bad == nil && len(key) == sessionKeySize {
+	key, err := readRegular(path)
+	if err == nil && len(key) == sessionKeySize {
 		return key, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		log.Warn("all sessions end, because their key can't be read", "path", path)
 	}
 	key = newSessionKey()
-	return key, replaceFile(path, []byte(hex.EncodeToString(key)+"\n"))
+	return key, replaceFile(path, key)
 }
 
 // newSessionKey returns a random key.
