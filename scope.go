@@ -146,13 +146,13 @@ type admission struct {
 // Admit determines a request's session and principal from its headers and URL alone,
 // before its body is read. It may wait some seconds for a turn (guessTurns). The error is
 // the answer to a request that is not admitted.
-func (g *Gate) Admit(r *http.Request) (a admission, err error) {
+func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 	for {
 		var of claimID // the session's claim
 		if id, inURL := presentedSession(r); id != "" {
-			a.session, of, err = g.sessions.find(id, inURL)
-			if err != nil {
-				return a, err
+			a.session, of = g.sessions.find(id, inURL)
+			if a.session == nil {
+				return a, errNoSession
 			}
 		}
 		facts, err := g.findFacts(r, a.session, of)
@@ -169,16 +169,17 @@ func (g *Gate) Admit(r *http.Request) (a admission, err error) {
 		}
 		if a.session == nil {
 			a.member = a.principal.ctx
-			return a, nil
+		} else if a.member = g.sessions.use(a.session, of, a.principal); a.member == nil {
+			continue // meanwhile, another request changed the session
 		}
-		var ok bool
-		if a.member, ok = g.sessions.use(a.session, of, a.principal); ok {
-			if p := a.principal; p.exists() && p.claimID != of {
-				g.logScoped("session scoped", a.session, p)
-			}
-			return a, nil
+		isCoded := a.principal.exists()
+		if a.session != nil || isCoded {
+			markKnown(r)
 		}
-		// Meanwhile, another request changed the session.
+		if a.session != nil && isCoded && a.principal.claimID != of {
+			g.logScoped("session scoped", a.session, a.principal)
+		}
+		return a, nil
 	}
 }
 
@@ -322,7 +323,7 @@ func (p *Principal) scope() (Scope, error) {
 // id contains everything.
 func (g *Gate) Create(protocol string, caps clientCaps, from admission) admission {
 	from.session = g.sessions.create(protocol, caps, from.principal)
-	from.member, _ = g.sessions.use(from.session, from.session.Claim, from.principal)
+	from.member = g.sessions.use(from.session, from.session.Claim, from.principal)
 	if from.principal.exists() {
 		g.logScoped("session", from.session, from.principal)
 	}

@@ -108,6 +108,7 @@ type Session struct {
 	hears    context.Context               // ends when the client can no longer answer, and its streams end
 	close    context.CancelFunc            // ends life and hears
 	deafen   context.CancelFunc            // ends hears
+	receive  func(admission, []byte) error // for HTTP+SSE: handles a message of the client
 	profile  atomic.Pointer[clientProfile] // the value is never changed
 
 	// Guarded by sessionTable.mu, unless the session is in no table:
@@ -115,8 +116,6 @@ type Session struct {
 	principal *Principal         // of its latest request; nil unless the session is in the table
 	member    context.Context    // see admission
 	expel     context.CancelFunc // ends member
-
-	receive func(from admission, body []byte) error // for HTTP+SSE: handles a message of the client
 
 	mu       sync.Mutex        // guards the fields below
 	streams  []*outbox         // open notification streams, oldest first
@@ -263,9 +262,9 @@ func newSessionTable(key []byte) *sessionTable {
 
 // find returns the session that a client names, and its claim. A name in a URL is that of an
 // HTTP+SSE session, which lasts as long as its stream. Any other session that is not in
-// memory is made again, as its id says. The error is errNoSession for a session that is
-// unknown, has expired or has ended.
-func (t *sessionTable) find(name string, inURL bool) (*Session, claimID, error) {
+// memory is made again, as its id says. find returns nil for a session that is unknown, has
+// expired or has ended.
+func (t *sessionTable) find(name string, inURL bool) (*Session, claimID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.byName[name]
@@ -278,27 +277,27 @@ func (t *sessionTable) find(name string, inURL bool) (*Session, claimID, error) 
 	}
 	if s == nil || s.life.Err() != nil || time.Since(s.Issued) >= sessionLife ||
 		inURL != (s.Protocol == sseProtocol) {
-		return nil, claimID{}, errNoSession
+		return nil, claimID{}
 	}
-	return s, s.claim, nil
+	return s, s.claim
 }
 
 // use makes p the principal of a session, and returns the context that ends when the session
-// no longer belongs to p. If p has a claim, it is the session's from now on. use reports
-// false if the session has ended, or its claim is no longer of.
-func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context.Context, ok bool) {
+// no longer belongs to p. If p has a claim, it is the session's from now on. use returns nil
+// if the session has ended, or its claim is no longer of.
+func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	current := t.byName[s.name]
 	if s.life.Err() != nil || s.claim != of || current != nil && current != s {
-		return nil, false
+		return nil
 	}
 	if p.exists() {
 		s.claim = p.claimID
 	}
 	t.byName[s.name] = s
 	t.giveLocked(s, p)
-	return s.member, true
+	return s.member
 }
 
 // create returns a new session of a principal, which is not yet in use.

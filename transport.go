@@ -96,7 +96,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	// Principal and session are fixed before the body is read, so that the body counts for
 	// the right principal, and nobody changes the access of a request under way.
-	from, err := s.admit(r)
+	from, err := s.gate.Admit(r)
 	if err != nil {
 		return err
 	}
@@ -218,15 +218,6 @@ func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
 	}
 }
 
-// admit determines which principal and session a request is from.
-func (s *Server) admit(r *http.Request) (admission, error) {
-	from, err := s.gate.Admit(r)
-	if err == nil && (from.session != nil || from.principal.exists()) {
-		markKnown(r)
-	}
-	return from, err
-}
-
 // errManyStreams refuses a stream of a principal that has too many.
 var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 	"too many streams: close one").retryAfter(15)
@@ -242,7 +233,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 		return from, httpErrorf(http.StatusNotAcceptable,
 			"a GET of the MCP endpoint must accept text/event-stream")
 	}
-	from, err = s.admit(r)
+	from, err = s.gate.Admit(r)
 	if err == nil && from.session != nil && from.session.Protocol == sseProtocol {
 		err = errNoSession // an HTTP+SSE session has one stream
 	}
@@ -296,7 +287,7 @@ func (s *Server) serveNotices(from admission, out *outbox) {
 
 // serveDELETE ends a session at its client's request.
 func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
-	from, err := s.admit(r)
+	from, err := s.gate.Admit(r)
 	if err != nil {
 		return err
 	}
