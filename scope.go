@@ -318,16 +318,19 @@ func (p *Principal) scope() (Scope, error) {
 	return Scope{}, errEnded
 }
 
-// Create makes a session for an admitted initialize, or for the stream of HTTP+SSE, and
-// returns the admission of its principal in that session. No file is written: the session's
-// id contains everything.
-func (g *Gate) Create(protocol string, caps clientCaps, from admission) admission {
-	from.session = g.sessions.create(protocol, caps, from.principal)
-	from.member = g.sessions.use(from.session, from.session.Claim, from.principal)
-	if from.principal.exists() {
-		g.logScoped("session", from.session, from.principal)
+// Create makes a session of a principal, for an initialize or for the stream of HTTP+SSE, and
+// returns the principal's admission in it. No file is written: the session's id contains
+// everything.
+func (g *Gate) Create(protocol string, caps clientCaps, p *Principal) admission {
+	s := newSession(newOrigin(protocol, caps, p.claimID))
+	s.name = g.sessions.seal(s.sessionOrigin)
+	if protocol == sseProtocol {
+		s.name = s.ID
 	}
-	return from
+	if p.exists() {
+		g.logScoped("session", s, p)
+	}
+	return admission{principal: p, session: s, member: g.sessions.use(s, p.claimID, p)}
 }
 
 // logScoped logs which claim a session has.

@@ -300,16 +300,6 @@ func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context
 	return s.member
 }
 
-// create returns a new session of a principal, which is not yet in use.
-func (t *sessionTable) create(protocol string, caps clientCaps, p *Principal) *Session {
-	s := newSession(newOrigin(protocol, caps, p.claimID))
-	s.name = t.seal(s.sessionOrigin)
-	if protocol == sseProtocol {
-		s.name = s.ID
-	}
-	return s
-}
-
 // giveLocked makes p the principal of a session, which is used now. If the session had another
 // one, its streams and processes end. If p has too many sessions, giveLocked forgets the one
 // that was used least recently and is not busy. The caller holds t.mu.

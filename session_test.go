@@ -110,7 +110,8 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 		check(t, "the session is in use", table.use(s, s.claim, p) != nil, true)
 	}
 	open := func(p *Principal) *Session {
-		s := table.create(protocols[0], 0, p)
+		s := newSession(newOrigin(protocols[0], 0, claimID{}))
+		s.name = s.ID
 		use(s, p)
 		return s
 	}
@@ -217,7 +218,7 @@ func TestSessionIDSaysWhatItIs(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g, _ := testGate(t, data, false)
 				p := &Principal{Claim: Claim{claimID: tt.claim}, ctx: t.Context()}
-				id = g.Create(protocols[0], capRoots, admission{principal: p}).session.name
+				id = g.Create(protocols[0], capRoots, p).session.name
 			})
 			tt.spoil(data + "/session.key")
 			synctest.Test(t, func(t *testing.T) { // whose clock begins at the same time

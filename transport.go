@@ -173,7 +173,7 @@ func (s *Server) inSession(
 	if err != nil {
 		return from, err
 	}
-	from = s.gate.Create(protocol, caps, from)
+	from = s.gate.Create(protocol, caps, from.principal)
 	w.Header().Set(sessionHeader, from.session.name)
 	return from, nil
 }
@@ -395,7 +395,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 
 // serveSSE serves the stream of a new HTTP+SSE session. hangUp ends its connection.
 func (s *Server) serveSSE(path string, from admission, out *outbox, hangUp func()) {
-	from = s.gate.Create(sseProtocol, 0, from)
+	from = s.gate.Create(sseProtocol, 0, from.principal)
 	defer s.gate.sessions.end(from.session)
 	d := &duplex{server: s, from: from, out: out}
 	from.session.receive = d.receive // before anybody knows the session's name
@@ -416,7 +416,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	s := newServer(c)
 	d := &duplex{
 		server: s,
-		from:   s.gate.Create(protocols[0], 0, admission{principal: everyone}),
+		from:   s.gate.Create(protocols[0], 0, everyone),
 		out:    newOutbox(ctx, s.memory.open(everyone), lineWriter(out)),
 	}
 	input := make(chan error, 1)
