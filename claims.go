@@ -418,10 +418,11 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 // file. If only the removal fails, List returns the complete list and the error; if
 // reading fails, the list is nil.
 func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
-	read, err := s.refresh()
+	read, err := readClaims(s.path)
 	if err != nil {
 		return nil, err
 	}
+	defer read.file.Close()
 	now := time.Now()
 	list := read.active(now)
 	if read.expired(now) {
@@ -451,11 +452,11 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 // expired record starts its removal, in another goroutine. If the file can't be used, the
 // next lookup tries again.
 func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
-	if _, err := s.refresh(); err != nil {
-		return nil, err
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.refreshLocked(); err != nil {
+		return nil, err
+	}
 	now := time.Now() // after the stat, which may take long
 	if s.current.expired(now) {
 		s.current.purging.Do(s.startPurge)
@@ -465,7 +466,7 @@ func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
 		s.endLocked(code)
 		return nil, nil
 	}
-	p := s.principals[code] // of this claim: refresh has ended those of others
+	p := s.principals[code] // of this claim: refreshLocked has ended those of others
 	if p == nil {
 		p = &Principal{Claim: c, store: s}
 		p.ctx, p.end = context.WithCancel(context.Background())
@@ -486,8 +487,8 @@ func (s *ClaimStore) endLocked(code Code) {
 // request, and so that readers notice when the file can be read again.
 func (s *ClaimStore) Watch(ctx context.Context) {
 	for pauseFor(ctx, watchInterval) {
-		_, _ = s.refresh() // while the file can't be read, claims end at their last known expiry
 		s.mu.Lock()
+		_ = s.refreshLocked() // while the file can't be read, claims end at their last known expiry
 		for code := range s.principals {
 			if !s.current.byCode[code].Active(time.Now()) {
 				s.endLocked(code)
@@ -497,12 +498,10 @@ func (s *ClaimStore) Watch(ctx context.Context) {
 	}
 }
 
-// refresh returns the file as it is now. It reads the file only if the file has changed,
-// and then ends the principals of the claims that have ended.
-func (s *ClaimStore) refresh() (*claimsFile, error) {
+// refreshLocked reads the file if it has changed, and then ends the principals of the claims
+// that have ended. The caller holds s.mu.
+func (s *ClaimStore) refreshLocked() error {
 	info, err := statClaims(s.path)
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	before := s.current
 	after := before
 	if err == nil && !before.matches(info) {
@@ -515,11 +514,8 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 		close(s.unreadable)
 		s.unreadable = nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	if after == before {
-		return before, nil
+	if err != nil || after == before {
+		return err
 	}
 	s.current = after
 	before.file.Close()
@@ -529,7 +525,7 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 			s.endLocked(code)
 		}
 	}
-	return after, nil
+	return nil
 }
 
 // purge removes expired records. It is a change for update.
