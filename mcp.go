@@ -102,6 +102,7 @@ type request struct {
 	caller  Caller
 	ctx     context.Context         // ends with the request; set by begin
 	cancel  context.CancelCauseFunc // ends ctx
+	unlink  func() bool             // makes ctx independent of the session's life
 	arrived time.Time
 }
 
@@ -146,14 +147,13 @@ func (r *request) begin(ctx context.Context) error {
 		counter.release(r.principal, 1)
 		return rpcErrorf(codeInvalidRequest, "request id %s is already in use", r.id)
 	}
-	if r.session.life.Err() != nil { // it ended while the request arrived
-		r.cancel(errNoSession)
-	}
+	r.unlink = context.AfterFunc(r.session.life, func() { r.cancel(errNoSession) })
 	return nil
 }
 
 // end undoes begin.
 func (r *request) end() {
+	r.unlink()
 	r.session.calls.Delete(string(r.id))
 	r.counter().release(r.principal, 1)
 	r.cancel(nil)

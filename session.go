@@ -360,24 +360,15 @@ func (s *Session) busy() bool {
 }
 
 // end ends a session at its client's request, or because the stream of HTTP+SSE has ended.
-// An ended session stays in the table until it is forgotten, so that its id is refused. end
-// returns errNoSession if the session has ended already.
-func (t *sessionTable) end(s *Session) error {
+// An ended session stays in the table until it is forgotten, so that its id is refused.
+func (t *sessionTable) end(s *Session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s.life.Err() != nil {
-		return errNoSession
-	}
-	s.close() // before the calls: see request.begin
+	s.close()
 	if s.principal != nil {
 		s.expel()
 	}
 	if s.Protocol == sseProtocol { // its name is random, so it is unknown from now on
 		t.forgetLocked(s)
 	}
-	s.calls.Range(func(_, cancel any) bool {
-		cancel.(context.CancelCauseFunc)(errNoSession)
-		return true
-	})
-	return nil
 }
