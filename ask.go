@@ -17,41 +17,47 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 )
 
-const suspendTimeout = 5 * time.Minute // how long a suspended call waits for its client
+// checkAsk returns an error unless a module may ask the client, and the capabilities that the
+// client lacks.
+func (r *request) checkAsk(method string, params object) (lacked clientCaps, err error) {
+	if r.principal.Ended() || r.principal.Unreadable() != nil {
+		return 0, errNoScope
+	}
+	return r.caller.Client.caps.checkAsk(method, params)
+}
 
-// ask sends a request to the session's client and waits for its answer. send reports
-// whether a message may arrive.
-func (s *Session) ask(
-	ctx context.Context, send func([]byte) bool, method string, params object,
-) (object, error) {
-	if _, err := s.profile.Load().caps.checkAsk(method, params); err != nil {
+// ask sends a module's request to the session's client and waits for its answer.
+func (r *request) ask(ctx context.Context, method string, params object) (object, error) {
+	if _, err := r.checkAsk(method, params); err != nil {
 		return nil, err
 	}
 	// The id is random, so that a late answer to an earlier daemon matches no request of
 	// this one.
 	id := quote("usher-" + rand.Text())
 	answer := make(chan *Message, 1)
-	s.asked.Store(string(id), answer)
-	defer s.asked.Delete(string(id))
-	if !send(encodeRequest(id, method, params)) {
+	r.session.asked.Store(string(id), answer)
+	defer r.session.asked.Delete(string(id))
+	if !r.send(encodeRequest(id, method, params)) {
 		return nil, errUnheard
 	}
+	var err error
 	select {
 	case msg := <-answer:
 		if msg.Err != nil {
 			return nil, msg.Err
 		}
 		return msg.Result, nil
-	case <-s.hears.Done():
+	case <-r.session.hears.Done():
 		return nil, errUnheard
+	case <-r.principal.ctx.Done():
+		err = errNoScope
 	case <-ctx.Done():
-		cancelled := object{{"requestId", id}}
-		send(encodeRequest(nil, "notifications/cancelled", cancelled))
-		return nil, context.Cause(ctx)
+		err = context.Cause(ctx)
 	}
+	r.send(encodeRequest(nil, "notifications/cancelled", object{{"requestId", id}}))
+	return nil, err
 }
 
 // statePrefix begins usher's own states. A module of the same era has states of its own.
@@ -59,9 +65,6 @@ const statePrefix = "usher-"
 
 // errStaleState refuses a state that continues no call.
 var errStaleState = rpcErrorf(codeInvalidParams, "requestState is no longer valid: call again without it")
-
-// errNotContinued ends a suspended call whose client did not return in time.
-var errNotContinued = rpcErrorf(codeInternal, "the client did not send the answer")
 
 // suspendedCalls are the calls of clients without sessions that may have to wait for
 // their clients to return. Safe for concurrent use.
@@ -76,21 +79,19 @@ type suspendedCalls struct {
 // suspendedCall is one call of a client without a session, over all its requests.
 type suspendedCall struct {
 	all     *suspendedCalls
-	request request                 // a copy of the client's first request; its caller asks through the call
-	cancel  context.CancelCauseFunc // ends request.ctx
-	wake    chan struct{}           // 1-buffered: the module asked something
-	done    chan struct{}           // closed when result and err are set
+	request request       // a copy of the client's first request; its caller asks through the call
+	held    *reservation  // of the first request
+	wake    chan struct{} // 1-buffered: the module asked something
+	done    chan struct{} // closed when result and err are set
 	result  object
 	err     error
 
 	// Guarded by all.mu.
-	current *request   // the request in progress; nil while the call is suspended
-	asked   int        // number of questions so far; all.asking counts the call from the first on
-	lacked  clientCaps // what the module asked for and the client lacks
-	// forgetLocked makes the state under which the call was last suspended invalid; nil if it
-	// never was.
-	forgetLocked func()
-	questions    []*inputRequest
+	current   *request   // the request in progress; nil while the call is suspended
+	asked     int        // number of questions so far; all.asking counts the call from the first on
+	lacked    clientCaps // what the module asked for and the client lacks
+	state     string     // under which the call is suspended; "" if it never was
+	questions []*inputRequest
 }
 
 // inputRequest is a question of a module that has not been answered.
@@ -104,28 +105,28 @@ type inputRequest struct {
 // something.
 func (k *suspendedCalls) call(r *request) (object, error) {
 	if strings.HasPrefix(r.params.text("requestState"), statePrefix) {
-		c, err := k.resume(r)
-		if err != nil {
-			return nil, err
+		c := k.resume(r)
+		if c == nil {
+			return nil, errStaleState
 		}
 		return c.next(r.ctx)
 	}
-	held := r.server.memory.open(r.from.principal)
-	if err := held.grow(r.held.size.Load()); err != nil {
+	held := r.server.memory.open(r.principal)
+	if err := held.grow(int64(r.params.size())); err != nil {
 		return nil, err
 	}
 	c := &suspendedCall{
 		all:     k,
 		request: *r,
 		current: r,
+		held:    held,
 		wake:    make(chan struct{}, 1),
 		done:    make(chan struct{}),
 	}
 	c.request.caller.Notify = c.notify
 	c.request.caller.Ask = c.ask
 	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see notify
-	c.request.ctx, c.cancel = context.WithCancelCause(r.server.stopped)
-	c.request.held = held
+	c.request.ctx, c.request.cancel = context.WithCancelCause(r.server.stopped)
 	k.running.Go(c.run)
 	return c.next(r.ctx)
 }
@@ -133,8 +134,8 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 // run makes the call.
 func (c *suspendedCall) run() {
 	defer close(c.done)
-	defer c.request.held.end()
-	defer c.cancel(nil)
+	defer c.held.end()
+	defer c.request.cancel(nil)
 	defer catch(c.request.server.log, &c.err)
 	c.result, c.err = c.request.forward()
 	c.all.mu.Lock()
@@ -145,11 +146,9 @@ func (c *suspendedCall) run() {
 		c.err = c.lacked.errMissing(codeMissingCapability)
 	}
 	if c.asked > 0 {
-		c.all.asking.release(c.request.caller.Principal, 1)
+		c.all.asking.release(c.request.principal, 1)
 	}
-	if c.forgetLocked != nil {
-		c.forgetLocked()
-	}
+	delete(c.all.calls, c.state)
 	c.questions = nil // so that suspend does not suspend the call
 }
 
@@ -176,10 +175,7 @@ func (c *suspendedCall) notify(method string, params object) {
 func (c *suspendedCall) ask(
 	ctx context.Context, method string, params object,
 ) (object, error) {
-	if !c.request.caller.Principal.mayAsk() {
-		return nil, errNoScope
-	}
-	lacked, err := c.request.caller.Client.caps.checkAsk(method, params)
+	lacked, err := c.request.checkAsk(method, params)
 	if err != nil {
 		c.all.mu.Lock()
 		defer c.all.mu.Unlock()
@@ -197,11 +193,14 @@ func (c *suspendedCall) ask(
 		return answer, nil
 	case <-c.request.ctx.Done():
 		return nil, errNotInCall
+	case <-c.request.principal.ctx.Done(): // nobody can continue the call
+		c.request.cancel(errNoScope)
+		return nil, errNoScope
 	case <-ctx.Done():
 	}
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	c.questions = slices.DeleteFunc(c.questions, func(other *inputRequest) bool { return other == q })
+	c.questions = remove(c.questions, q)
 	return nil, context.Cause(ctx)
 }
 
@@ -209,7 +208,7 @@ func (c *suspendedCall) ask(
 func (c *suspendedCall) add(q *inputRequest) error {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	if c.asked == 0 && !c.all.asking.reserve(c.request.caller.Principal, 1) {
+	if c.asked == 0 && !c.all.asking.reserve(c.request.principal, 1) {
 		return rpcErrorf(codeInternal,
 			"too many calls await client input (limit %d): answer some", maxSuspended)
 	}
@@ -231,7 +230,7 @@ func (c *suspendedCall) next(ctx context.Context) (object, error) {
 				return result, nil
 			}
 		case <-ctx.Done():
-			c.cancel(context.Cause(ctx))
+			c.request.cancel(context.Cause(ctx))
 			<-c.done
 			return nil, context.Cause(ctx)
 		}
@@ -250,44 +249,28 @@ func (c *suspendedCall) suspend() object {
 	for _, q := range c.questions {
 		requests = append(requests, q.member)
 	}
-	state := statePrefix + rand.Text()
-	c.all.calls[state] = c
+	c.state = statePrefix + rand.Text()
+	c.all.calls[c.state] = c
 	c.current = nil
-	timer := time.AfterFunc(suspendTimeout, func() { c.expire(state, errNotContinued) })
-	unlink := context.AfterFunc(c.request.caller.Principal.ctx, func() { c.expire(state, errNoScope) })
-	c.forgetLocked = func() {
-		timer.Stop()
-		unlink()
-		delete(c.all.calls, state)
-	}
 	return object{
 		{"resultType", quote(resultInput)},
 		{"inputRequests", requests.encode()},
-		{"requestState", quote(state)},
+		{"requestState", quote(c.state)},
 	}
 }
 
-// expire ends the call, for a reason, if it is still suspended under state.
-func (c *suspendedCall) expire(state string, why error) {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
-	if c.all.calls[state] == c {
-		c.forgetLocked()
-		c.cancel(why)
-	}
-}
-
-// resume returns the suspended call whose state a request contains, and delivers the
-// answers. The state becomes invalid. The call may have ended just before, without the
-// answers.
-func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
-	c := k.take(r)
-	if c == nil {
-		return nil, errStaleState
-	}
+// resume returns the suspended call that a request continues, and delivers the answers. The
+// state becomes invalid. The call may have ended just before, without the answers. resume
+// returns nil, and leaves the call suspended, if the request is not the same as the first.
+func (k *suspendedCalls) resume(r *request) *suspendedCall {
 	responses := r.params.object("inputResponses")
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	c := k.calls[r.params.text("requestState")]
+	if c == nil || !c.continuedBy(r) {
+		return nil
+	}
+	delete(k.calls, c.state)
 	c.current = r
 	c.questions = slices.DeleteFunc(c.questions, func(q *inputRequest) bool {
 		answer := responses.object(q.key)
@@ -299,40 +282,21 @@ func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
 	if len(c.questions) > 0 {
 		wake(c.wake) // ask again for the missing answers
 	}
-	return c, nil
-}
-
-// take returns the suspended call that a request continues, and makes its state invalid. It
-// returns nil, and leaves the call suspended, if the request is not the same as the first.
-func (k *suspendedCalls) take(r *request) *suspendedCall {
-	state := r.params.text("requestState")
-	k.mu.Lock()
-	c := k.calls[state]
-	k.mu.Unlock()
-	if c == nil || !c.continuedBy(r) {
-		return nil
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.calls[state] != c { // another request was faster, or the call has ended
-		return nil
-	}
-	c.forgetLocked()
 	return c
 }
 
 // continuedBy reports whether a request is from the call's principal and repeats the
 // call's first request.
 func (c *suspendedCall) continuedBy(r *request) bool {
-	first := c.request.caller
-	same := first.Principal == r.caller.Principal && first.Client.caps == r.caller.Client.caps
-	if !same || c.request.name != r.name {
+	first := &c.request
+	same := first.principal == r.principal && first.caller.Client.caps == r.caller.Client.caps
+	if !same || first.name != r.name {
 		return false
 	}
 	const arguments = "arguments"
 	own := []string{arguments, "_meta", "inputResponses", "requestState"}
-	return sameMembers(c.request.params.without(own...), r.params.without(own...)) &&
-		sameMembers(c.request.params.object(arguments), r.params.object(arguments))
+	return sameMembers(first.params.without(own...), r.params.without(own...)) &&
+		sameMembers(first.params.object(arguments), r.params.object(arguments))
 }
 
 // sameMembers reports whether two objects have the same members, in any order.

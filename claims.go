@@ -8,7 +8,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -78,16 +77,15 @@ func (c Code) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 // drawn again after the claim has ended. The zero value stands for no claim. IDs may be
 // compared with ==. An id, like its code, is formatted and logged as asterisks.
 type claimID struct {
-	Code     `json:"code"`
-	Created  string `json:"createdAt"` // RFC 3339 in UTC, so that == compares instants
-	ScopeDir string `json:"claimScopeDir"`
+	Code      `json:"code"`
+	CreatedAt time.Time `json:"createdAt"` // zero if the record has none; in UTC, so that == compares instants
+	ScopeDir  string    `json:"claimScopeDir"`
 }
 
 // Claim is one record of claims.json. Claims are immutable, so copies may be shared
 // between goroutines. ScopeDir is as stored: absolute; usher claim resolved its symlinks.
 type Claim struct {
 	claimID
-	CreatedAt time.Time // UTC; zero if the record has none
 	ExpiresAt time.Time // UTC; the claim has ended from this instant on
 	Label     string    // may be ""
 
@@ -115,7 +113,7 @@ func (c Claim) logAttrs() slog.Attr {
 	if !c.exists() {
 		return slog.Attr{}
 	}
-	hash := hashOf(logKey, c.Code.Reveal(), c.Created, c.ScopeDir)
+	hash := hashOf(logKey, c.Code.Reveal(), c.CreatedAt.String(), c.ScopeDir)
 	return slog.GroupAttrs("", slog.String("claim", hash[:8]), slog.String("label", c.Label))
 }
 
@@ -133,7 +131,6 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	var createdOK, expiresOK bool
 	c.CreatedAt, createdOK = parseClaimTime(record.get("createdAt"))
 	c.ExpiresAt, expiresOK = parseClaimTime(record.get("expiresAt"))
-	c.Created = c.CreatedAt.Format(time.RFC3339Nano)
 	folded, codeOK := parseCode(c.Code.Reveal())
 	switch {
 	case !codeOK || folded != c.Code: // only input is folded: in the file, a code has one spelling
@@ -170,7 +167,7 @@ type Principal struct {
 
 	store *ClaimStore // nil for a principal without a claim
 	ctx   context.Context
-	end   context.CancelCauseFunc // ends ctx, with errEnded
+	end   context.CancelFunc // ends ctx
 }
 
 // The principals without a claim, which never end.
@@ -209,10 +206,6 @@ func (p *Principal) Unreadable() <-chan struct{} {
 	return p.store.unreadable
 }
 
-// mayAsk reports whether a module may ask clients of the principal, as far as the store has
-// noticed.
-func (p *Principal) mayAsk() bool { return !p.Ended() && p.Unreadable() == nil }
-
 // waitFor waits until done is closed or yields a value. The error is ctx's cause, or errEnded
 // if the principal's claim ends first.
 func (p *Principal) waitFor(ctx context.Context, done <-chan struct{}) error {
@@ -238,9 +231,8 @@ type claimsFile struct {
 	// there, file ids are not reused that soon.
 	file    *os.File
 	info    fs.FileInfo
-	claims  []Claim // in the file's order
+	claims  []Claim // soonest expiry first
 	byCode  map[Code]Claim
-	soonest time.Time // the earliest expiry; zero: no claims
 	purging sync.Once // starts a purge, which is not repeated if it fails
 }
 
@@ -262,10 +254,8 @@ func parseClaims(data []byte) (*claimsFile, error) {
 		}
 		f.claims = append(f.claims, c)
 		f.byCode[c.Code] = c
-		if f.soonest.IsZero() || c.ExpiresAt.Before(f.soonest) {
-			f.soonest = c.ExpiresAt
-		}
 	}
+	slices.SortStableFunc(f.claims, func(a, b Claim) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
 	return f, nil
 }
 
@@ -292,9 +282,6 @@ func readClaims(path string) (f *claimsFile, err error) {
 		return &claimsFile{}, err
 	}
 	file, err := openRegular(path)
-	if errors.Is(err, fs.ErrNotExist) { // deleted since the stat
-		return &claimsFile{}, nil
-	}
 	if err == nil {
 		// Before the content: if that is changed in between, the next stat differs from this one.
 		info, err = file.Stat()
@@ -326,7 +313,7 @@ func (f *claimsFile) matches(info fs.FileInfo) bool {
 	return sameTime && f.info.Size() == info.Size() && os.SameFile(f.info, info)
 }
 
-// active returns the claims that are active at now, in the file's order; never nil.
+// active returns the claims that are active at now, soonest expiry first; never nil.
 func (f *claimsFile) active(now time.Time) []Claim {
 	all := append([]Claim{}, f.claims...)
 	return slices.DeleteFunc(all, func(c Claim) bool { return !c.Active(now) })
@@ -335,7 +322,7 @@ func (f *claimsFile) active(now time.Time) []Claim {
 // expired reports whether any record has expired at now. Its cost does not depend on the
 // number of claims, because every lookup calls it.
 func (f *claimsFile) expired(now time.Time) bool {
-	return !f.soonest.IsZero() && !now.Before(f.soonest)
+	return len(f.claims) > 0 && !f.claims[0].Active(now)
 }
 
 // errNoClaim reports that no active claim has a code.
@@ -361,8 +348,8 @@ func errUnreadable(path string, why error) error {
 // folders. If claims.json exists but can't be used, methods return an error that matches
 // errClaimsUnreadable.
 type ClaimStore struct {
-	path   string // of claims.json
-	log    *slog.Logger
+	path   string       // of claims.json
+	log    *slog.Logger // receives a record of each claim that has ended, and of each purge that fails
 	token  *writeToken
 	purges sync.WaitGroup // purges in progress
 
@@ -377,13 +364,12 @@ type ClaimStore struct {
 // watchInterval is the time between two looks of Watch at the file.
 const watchInterval = 2 * time.Second
 
-// openClaims returns the store of dataDir, {base}/.data, which need not exist yet. log
-// receives a record of each claim that is no longer in the file, and of each purge that fails. A
-// nil log discards them. Call Close if the store is used for lookups.
-func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
+// openClaims returns the store of dataDir, {base}/.data, which need not exist yet, without a
+// log. Call Close if the store is used for lookups.
+func openClaims(dataDir string) *ClaimStore {
 	return &ClaimStore{
 		path:       filepath.Join(dataDir, "claims.json"),
-		log:        cmp.Or(log, slog.New(slog.DiscardHandler)),
+		log:        slog.New(slog.DiscardHandler),
 		token:      newWriteToken(dataDir),
 		current:    &claimsFile{},
 		principals: make(map[Code]*Principal),
@@ -432,13 +418,13 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 // file. If only the removal fails, List returns the complete list and the error; if
 // reading fails, the list is nil.
 func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
-	read, err := s.refresh()
+	read, err := readClaims(s.path)
 	if err != nil {
 		return nil, err
 	}
+	defer read.file.Close()
 	now := time.Now()
 	list := read.active(now)
-	slices.SortStableFunc(list, func(a, b Claim) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
 	if read.expired(now) {
 		err = s.update(ctx, purge)
 	}
@@ -466,11 +452,11 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 // expired record starts its removal, in another goroutine. If the file can't be used, the
 // next lookup tries again.
 func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
-	if _, err := s.refresh(); err != nil {
-		return nil, err
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.refreshLocked(); err != nil {
+		return nil, err
+	}
 	now := time.Now() // after the stat, which may take long
 	if s.current.expired(now) {
 		s.current.purging.Do(s.startPurge)
@@ -480,10 +466,10 @@ func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
 		s.endLocked(code)
 		return nil, nil
 	}
-	p := s.principals[code] // of this claim: refresh has ended those of others
+	p := s.principals[code] // of this claim: refreshLocked has ended those of others
 	if p == nil {
 		p = &Principal{Claim: c, store: s}
-		p.ctx, p.end = context.WithCancelCause(context.Background())
+		p.ctx, p.end = context.WithCancel(context.Background())
 		s.principals[code] = p
 	}
 	return p, nil
@@ -492,7 +478,7 @@ func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
 // endLocked ends the principal of a code, if there is one. The caller holds s.mu.
 func (s *ClaimStore) endLocked(code Code) {
 	if p := s.principals[code]; p != nil {
-		p.end(errEnded)
+		p.end()
 		delete(s.principals, code)
 	}
 }
@@ -500,34 +486,22 @@ func (s *ClaimStore) endLocked(code Code) {
 // Watch looks at the file and the clock until ctx ends, so that principals end without a
 // request, and so that readers notice when the file can be read again.
 func (s *ClaimStore) Watch(ctx context.Context) {
-	for pauseFor(ctx, s.endExpired()) {
-		_, _ = s.refresh() // while the file can't be read, claims end at their last known expiry
-	}
-}
-
-// endExpired ends the principals whose claims have expired. It returns the time until Watch
-// should look again.
-func (s *ClaimStore) endExpired() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	wait := watchInterval
-	for code := range s.principals {
-		left := time.Until(s.current.byCode[code].ExpiresAt)
-		if left <= 0 {
-			s.endLocked(code)
-		} else {
-			wait = min(wait, left)
+	for pauseFor(ctx, watchInterval) {
+		s.mu.Lock()
+		_ = s.refreshLocked() // while the file can't be read, claims end at their last known expiry
+		for code := range s.principals {
+			if !s.current.byCode[code].Active(time.Now()) {
+				s.endLocked(code)
+			}
 		}
+		s.mu.Unlock()
 	}
-	return wait
 }
 
-// refresh returns the file as it is now. It reads the file only if the file has changed,
-// and then ends the principals of the claims that have ended.
-func (s *ClaimStore) refresh() (*claimsFile, error) {
+// refreshLocked reads the file if it has changed, and then ends the principals of the claims
+// that have ended. The caller holds s.mu.
+func (s *ClaimStore) refreshLocked() error {
 	info, err := statClaims(s.path)
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	before := s.current
 	after := before
 	if err == nil && !before.matches(info) {
@@ -540,11 +514,8 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 		close(s.unreadable)
 		s.unreadable = nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	if after == before {
-		return before, nil
+	if err != nil || after == before {
+		return err
 	}
 	s.current = after
 	before.file.Close()
@@ -554,7 +525,7 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 			s.endLocked(code)
 		}
 	}
-	return after, nil
+	return nil
 }
 
 // purge removes expired records. It is a change for update.

@@ -212,7 +212,7 @@ func TestExpiredClaimEndsAtOnce(t *testing.T) {
 // A claim that expires while a lookup waits for the file is not returned.
 func TestExpiryDuringALookup(t *testing.T) {
 	t.Parallel()
-	s := openClaims(t.TempDir(), nil)
+	s := openClaims(t.TempDir())
 	defer s.Close()
 	claim, err := s.Create(t.Context(), "/w", "", 300*time.Millisecond)
 	must(t, err)
@@ -229,7 +229,8 @@ func TestFailedPurgeIsLogged(t *testing.T) {
 	// A file where the token's folder belongs stops every writer, root too.
 	must(t, os.WriteFile(filepath.Join(dir, "claims.lock"), nil, 0o600))
 	var logged bytes.Buffer
-	s := openClaims(dir, slog.New(slog.NewTextHandler(&logged, nil)))
+	s := openClaims(dir)
+	s.log = slog.New(slog.NewTextHandler(&logged, nil))
 	list, err := s.List(t.Context())
 	check(t, "claims", len(list), 1)
 	check(t, "an error beside them", err != nil && !errors.Is(err, errClaimsUnreadable), true)

@@ -297,7 +297,7 @@ func FuzzCheckStateless(f *testing.F) {
 		if !isStateless(h, list) {
 			return
 		}
-		session, err := newStatelessSession(h, msg.Method, list, everyone)
+		from, err := admission{principal: everyone}.alone(t.Context(), h, msg.Method, list)
 		if err == nil {
 			said := msg.Params.get("_meta")
 			object := members(field(said, metaClientCaps)) != nil
@@ -306,8 +306,8 @@ func FuzzCheckStateless(f *testing.F) {
 			if !versions || !object {
 				t.Fatalf("%s %s %q was let in", meta, version, method)
 			}
-			if session.era != stateless || session.Claim.exists() {
-				t.Fatalf("%s: it has the session %+v", meta, session)
+			if from.session.era != stateless {
+				t.Fatalf("%s: it has the session %+v", meta, from.session)
 			}
 			return
 		}

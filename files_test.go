@@ -176,7 +176,7 @@ func TestClaimsChild(t *testing.T) {
 	if len(job) != 4 {
 		return // it is no child
 	}
-	s := openClaims(job[0], nil)
+	s := openClaims(job[0])
 	defer s.Close()
 	count, err1 := strconv.Atoi(job[1])
 	stale, err2 := time.ParseDuration(job[2])

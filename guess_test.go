@@ -57,7 +57,7 @@ func TestGuessesTakeTurns(t *testing.T) {
 		must(t, err)
 		owner, err := store.Lookup(good.Code)
 		must(t, err)
-		id := g.Create(protocols[0], 0, admission{principal: owner}).session.name
+		id := g.Create(protocols[0], 0, owner).session.name
 		atOnce := func(status int) guessOutcome { return guessOutcome{status, 0} }
 		codes := unknownCodes(300)
 		for range 3 * guessBudget { // as a client does whose claim has ended

@@ -439,7 +439,7 @@ func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 	if r.isUnknown() && !slices.Contains(m.arriving, r) {
 		err = errNoRoom // it was dropped
 	}
-	m.arriving = slices.DeleteFunc(m.arriving, func(other *reservation) bool { return other == r })
+	m.arriving = remove(m.arriving, r)
 	m.mu.Unlock()
 	r.control.SetReadDeadline(time.Time{})
 	return all, err

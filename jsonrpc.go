@@ -330,6 +330,11 @@ func endOfItem(b []byte) int {
 	return len(b)
 }
 
+// remove returns the list without an item. It changes the list.
+func remove[T comparable](list []T, item T) []T {
+	return slices.DeleteFunc(list, func(other T) bool { return other == item })
+}
+
 // sortedKeys returns the keys of a map in order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 

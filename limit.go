@@ -75,7 +75,6 @@ const (
 	// session.go, transport.go: sessions and their streams.
 	maxSessionsOf = 1000 // sessions in memory per principal; the oldest idle ones are forgotten
 	maxInFlight   = 256  // requests in flight per principal, until their answers are written; and deliveries
-	maxStreams    = 16   // notification streams per session
 	maxStreamsOf  = 256  // notification streams per principal, listens included
 )
 

@@ -32,11 +32,6 @@ var limitCases = map[string]limitCase{
 		refusal: "unread answers",
 		unread:  true,
 	},
-	"maxStreams": {
-		most:    maxStreams,
-		request: func(_ *bubble, c *testClient) *http.Request { return c.getRequest() },
-		refusal: "too many streams",
-	},
 	"maxStreamsOf": {
 		most: maxStreamsOf,
 		request: func(b *bubble, c *testClient) *http.Request {
@@ -50,7 +45,6 @@ var limitCases = map[string]limitCase{
 var limitTests = map[string]string{
 	"maxInFlight":       "TestLimitIsPerPrincipal",
 	"maxHeldOf":         "TestLimitIsPerPrincipal",
-	"maxStreams":        "TestLimitIsPerPrincipal",
 	"maxStreamsOf":      "TestLimitIsPerPrincipal",
 	"maxConns":          "TestConnectionsAreBounded",
 	"maxHeader":         "TestRequestsAreChecked",

@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -89,80 +88,74 @@ var mcpMethods = map[string]mcpMethod{
 	"completion/complete":      {(*request).forward, bothEras, "", "", ""},
 }
 
-// request is a request that is being answered. Its methods, except send, are for one
-// goroutine.
+// request is a request that is being answered. Its methods, except send, notify and ask, are
+// for one goroutine.
 type request struct {
+	admission
 	server  *Server
-	calls   *sync.Map       // the client's requests in flight, which it can cancel: Session.calls
-	out     *outbox         // to the client
-	streams context.Context // ends when the client's streams must end
-	header  http.Header     // of a stateless POST, else nil; must agree with params
+	out     *outbox     // to the client
+	header  http.Header // of a stateless POST, else nil; must agree with params
 	id      json.RawMessage
 	name    string    // of the method
 	method  mcpMethod // zero if unknown
 	params  object
-	from    admission
-	held    *reservation // of the message and the answer
 	caller  Caller
 	ctx     context.Context         // ends with the request; set by begin
 	cancel  context.CancelCauseFunc // ends ctx
+	unlink  func() bool             // makes ctx independent of the session's life
 	arrived time.Time
 }
 
-// newRequest returns the request that msg makes in from.session. held accounts for the
-// memory of msg. Messages of the request and its answer go to out.
-func (s *Server) newRequest(
-	from admission, out *outbox, held *reservation, msg *Message, params object,
-) *request {
+// newRequest returns the request that msg makes in from.session. Messages of the request and
+// its answer go to out.
+func (s *Server) newRequest(from admission, out *outbox, msg *Message, params object) *request {
 	r := &request{
-		server:  s,
-		from:    from,
-		calls:   &from.session.calls,
-		out:     out,
-		streams: s.stopping,
-		id:      msg.ID,
-		name:    msg.Method,
-		method:  mcpMethods[msg.Method],
-		params:  params,
-		held:    held,
-		arrived: time.Now(),
+		admission: from,
+		server:    s,
+		out:       out,
+		id:        msg.ID,
+		name:      msg.Method,
+		method:    mcpMethods[msg.Method],
+		params:    params,
+		arrived:   time.Now(),
 	}
-	if from.session.era == stateless {
-		r.from.member = from.principal.ctx
+	r.caller = Caller{
+		Session:     r.session.ID,
+		Principal:   r.principal,
+		Member:      r.member,
+		Sessionless: r.session.era == stateless,
+		Client:      *r.session.profile.Load(),
+		Notify:      r.notify,
 	}
-	r.caller = s.callerOf(r.from, r.send)
+	if !r.caller.Sessionless {
+		r.caller.Ask = r.ask
+	}
 	return r
 }
 
-// begin counts the request and adds it to r.calls, so that its client can cancel it.
+// begin counts the request and adds it to its session, so that its client can cancel it.
 // After a success, the caller must call answer, and end when the answer has been written.
 func (r *request) begin(ctx context.Context) error {
-	what := "requests in flight"
-	if r.name == listenMethod {
-		what = "streams"
-	}
 	counter := r.counter()
-	if !counter.reserve(r.caller.Principal, 1) {
-		return rpcErrorf(codeRefused, "too many %s (limit %d): wait for some to end", what, counter.perKey)
+	if !counter.reserve(r.principal, 1) {
+		return rpcErrorf(codeRefused,
+			"too many requests in flight, or streams (limit %d): wait for some to end", counter.perKey)
 	}
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
-	if _, taken := r.calls.LoadOrStore(string(r.id), r.cancel); taken {
+	if _, taken := r.session.calls.LoadOrStore(string(r.id), r.cancel); taken {
 		r.cancel(nil)
-		counter.release(r.caller.Principal, 1)
+		counter.release(r.principal, 1)
 		return rpcErrorf(codeInvalidRequest, "request id %s is already in use", r.id)
 	}
-	if r.from.session.life.Err() != nil { // it ended while the request arrived
-		r.cancel(errNoSession)
-	}
+	r.unlink = context.AfterFunc(r.session.life, func() { r.cancel(errNoSession) })
 	return nil
 }
 
 // end undoes begin.
 func (r *request) end() {
-	if context.Cause(r.ctx) != errCancelled { // else the id may be another request's already
-		r.calls.Delete(string(r.id))
-	}
-	r.counter().release(r.caller.Principal, 1)
+	r.unlink()
+	r.session.calls.Delete(string(r.id))
+	r.counter().release(r.principal, 1)
 	r.cancel(nil)
 }
 
@@ -180,11 +173,8 @@ func (r *request) answer() (result object, err error) {
 	defer catch(r.server.log, &err)
 	// Proxies and clients take a silent connection for a dead one.
 	defer time.AfterFunc(keepAlive, func() { r.out.send(frame{}) }).Stop()
-	if r.method.eras&r.from.session.era == 0 {
+	if r.method.eras&r.session.era == 0 {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
-	}
-	if r.method.named == "uri" {
-		r.waitReady() // the module that offers the resource may still be introspected
 	}
 	if named := r.method.named; named != "" {
 		err = checkHeader(r.header, nameHeader, named, r.params.get(named))
@@ -195,7 +185,7 @@ func (r *request) answer() (result object, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return result.forClient(r.from.session.era, r.method.life), nil
+	return result.forClient(r.session.era, r.method.life), nil
 }
 
 // encodeAnswer returns the answer to the request, with no message if it was cancelled:
@@ -236,31 +226,33 @@ func (r *request) checkHeaders(tool *Item) error {
 }
 
 // send sends a message that belongs to the request: before its answer, or, once the
-// answer is written, on the session's stream if the client still has the same access.
+// answer is written, on the session's stream if the client still has the same access. It
+// reports whether the message may arrive.
 func (r *request) send(msg []byte) bool {
-	return r.out.send(frame{msg: msg}) || r.caller.reachable() && r.from.session.send(msg)
+	return r.out.send(frame{msg: msg}) || r.caller.reachable() && r.session.send(msg)
+}
+
+// notify sends a notification that belongs to the request, if the client wants it.
+func (r *request) notify(method string, params object) {
+	if r.session.wants(method, params) {
+		r.send(encodeRequest(nil, method, params))
+	}
 }
 
 // view returns the modules that the request may reach now. It must be called at each
 // use, as a claim may end at any time. With an error, which is for the client, the view
 // is empty.
 func (r *request) view() (*View, error) {
-	scope, err := r.server.gate.Scope(r.from.principal)
-	return r.server.modules.ViewOf(scope, r.caller.Member), err
+	scope, err := r.principal.scope()
+	return r.server.modules.ViewOf(scope, r.member), err
 }
 
-// readyView waits for modules that are being introspected, as waitReady does, and returns
-// the view. The view is empty if the claim has ended.
+// readyView waits as waitReady does, and returns the view, which is empty if the claim has ended.
 func (r *request) readyView() *View {
-	r.waitReady()
+	scope, _ := r.principal.scope() // reaches nothing if there is an error
+	r.server.waitReady(r.ctx, scope)
 	view, _ := r.view()
 	return view
-}
-
-// waitReady waits for modules in the caller's scope that are being introspected.
-func (r *request) waitReady() {
-	scope, _ := r.server.gate.Scope(r.from.principal) // reaches nothing if there is an error
-	r.server.waitReady(r.ctx, scope)
 }
 
 // waitReady waits for modules in a scope that are being introspected, until startupTime after
@@ -280,7 +272,7 @@ func (r *request) initialize() (object, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.from.session.profile.Store(&clientProfile{caps: caps})
+	r.session.profile.Store(&clientProfile{caps: caps})
 	return r.about(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}), nil
 }
 
@@ -295,7 +287,7 @@ func (r *request) discover() (object, error) {
 func (r *request) about(result object) object {
 	view, _ := r.view()
 	capabilities := members(serverCapabilities)
-	if r.from.session.era == stateless { // its clients can't subscribe to resources
+	if r.session.era == stateless { // its clients can't subscribe to resources
 		capabilities = capabilities.set("resources", json.RawMessage(`{"listChanged":true}`))
 	}
 	return append(result,
@@ -337,16 +329,16 @@ func (r *request) setLevel() (object, error) {
 	if err := checkLogLevel(level); err != nil {
 		return nil, err
 	}
-	profile := *r.from.session.profile.Load()
+	profile := *r.session.profile.Load()
 	profile.level = level
-	r.from.session.profile.Store(&profile)
+	r.session.profile.Store(&profile)
 	return noResult, nil
 }
 
 // showList answers a request for a list.
 func (r *request) showList() (object, error) {
 	view := r.readyView()
-	r.from.session.markSeen(r.method.list, view)
+	r.session.markSeen(r.method.list, view)
 	return object{{r.method.list, view.Lists[r.method.list]}}, nil
 }
 
@@ -390,7 +382,7 @@ func (r *request) find() (*Item, error) {
 	e := rpcErrorf(codeInvalidParams, "unknown %s %q", strings.TrimSuffix(list, "s"), clipText(name, 200))
 	if list == "resources" {
 		e.Data = object{{"uri", quote(name)}}.encode()
-		if r.from.session.era == stateful {
+		if r.session.era == stateful {
 			e.Code = codeNoResource
 		}
 	} else if claimants != nil {
@@ -402,9 +394,8 @@ func (r *request) find() (*Item, error) {
 // forward sends the request to the module of the item that it names, and logs it. It looks
 // the item up in the scope that the caller has at that moment.
 func (r *request) forward() (object, error) {
-	start := time.Now()
 	var item *Item
-	result, err := r.server.modules.Call(r.ctx, r.from.principal, func() (_ object, err error) {
+	result, err := r.server.modules.Call(r.ctx, r.principal, func() (_ object, err error) {
 		item, err = r.find()
 		if err == nil {
 			err = r.checkHeaders(item)
@@ -420,7 +411,7 @@ func (r *request) forward() (object, error) {
 	if err != nil && r.ctx.Err() != nil {
 		err = context.Cause(r.ctx)
 	}
-	r.log(item, time.Since(start), result, err)
+	r.log(item, result, err)
 	return result, err
 }
 
@@ -462,7 +453,7 @@ func cleanArguments(params object) (object, error) {
 
 // log logs a request for an item of a module, which is nil if it was not found, and how it
 // ended.
-func (r *request) log(item *Item, took time.Duration, result object, err error) {
+func (r *request) log(item *Item, result object, err error) {
 	outcome := "done"
 	if err != nil {
 		outcome = explain(err)
@@ -480,10 +471,10 @@ func (r *request) log(item *Item, took time.Duration, result object, err error) 
 		module,
 		"method", clipText(name, maxLogged),
 		"outcome", clipText(outcome, maxLogged),
-		"took", took.Round(10*time.Microsecond),
+		"took", time.Since(r.arrived).Round(10*time.Microsecond),
 		"bytes", result.size(),
-		"session", clipText(r.from.session.ID, 8),
-		r.from.principal.logAttrs())
+		"session", clipText(r.session.ID, 8),
+		r.principal.logAttrs())
 }
 
 // listen notifies the client of changes until its streams must end or its claim has
@@ -493,52 +484,18 @@ func (r *request) listen() (object, error) {
 	if filter == nil {
 		return nil, rpcErrorf(codeInvalidParams, `%s needs an object "notifications"`, listenMethod)
 	}
-	honoured := r.from.session.readFilter(r.readyView(), filter)
-	r.from.session.listenID = r.id
-	if !r.from.session.join(r.out) {
+	honoured := r.session.readFilter(r.readyView(), filter)
+	r.session.listenID = r.id
+	if !r.session.join(r.out) {
 		return nil, rpcErrorf(codeInvalidRequest, "%s needs Accept: text/event-stream", listenMethod)
 	}
 	acknowledged := object{{"notifications", honoured.encode()}}
-	r.from.session.notify("notifications/subscriptions/acknowledged", acknowledged)
-	if err := r.server.follow(r.ctx, r.from, r.out, r.streams.Done()); err != nil {
-		return nil, err
+	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
+	r.server.follow(r.ctx, r.admission, r.out, r.session.hears.Done())
+	if r.ctx.Err() != nil {
+		return nil, context.Cause(r.ctx)
 	}
 	return withMeta(nil, metaSubscription, r.id), nil
-}
-
-// callerOf returns the caller of requests that were admitted as from. send sends a
-// message to the client, and reports whether it may arrive. The Caller contains functions
-// because a module's process, which calls them, must not depend on sessions and the gate.
-func (s *Server) callerOf(from admission, send func([]byte) bool) Caller {
-	p := from.principal
-	session := from.session
-	c := Caller{
-		Session:   session.ID,
-		Principal: p,
-		Member:    from.member,
-		Client:    *session.profile.Load(),
-		Notify: func(method string, params object) {
-			if session.wants(method, params) {
-				send(encodeRequest(nil, method, params))
-			}
-		},
-	}
-	if session.era == stateless {
-		c.Sessionless = true
-	} else {
-		c.Ask = func(
-			ctx context.Context, method string, params object,
-		) (object, error) {
-			if !p.mayAsk() {
-				return nil, errNoScope
-			}
-			ctx, cancel := context.WithCancelCause(ctx)
-			defer cancel(nil)
-			defer context.AfterFunc(p.ctx, func() { cancel(errNoScope) })()
-			return session.ask(ctx, send, method, params)
-		}
-	}
-	return c
 }
 
 // errStopping is the cause of a request's end if the daemon ends.

@@ -208,7 +208,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return err
 		}
-		scope, err := d.server.gate.Scope(from.principal)
+		scope, err := from.principal.scope()
 		if from.badCode != nil {
 			err = from.badCode
 		}

@@ -118,7 +118,7 @@ func TestPageShowsTheScope(t *testing.T) {
 	d.stop(t)
 	d = daemonOptions{base: base}.startReady(t, dir, "-require-claim")
 	look([]row{
-		{"nothing, with -require-claim", presentNothing, 400, pageRefusal(needsCode)},
+		{"nothing, with -require-claim", presentNothing, 400, pageRefusal(errNoCode.Error())},
 		{"a valid code, with -require-claim", inQuery(code), 200, pageOfProj},
 		{"an earlier session with a claim", inSession, 200, pageOfProj},
 	})

@@ -50,66 +50,59 @@ func (s Scope) Contains(source string) bool {
 
 // accessFacts are all the facts that decide the access of a request.
 type accessFacts struct {
-	session    bool // the request names a session that has not ended
-	scoped     bool // the session has a claim
-	active     bool // the session's claim is active
-	presents   bool // the request presents a code, valid or not
-	valid      bool // the presented code is valid
-	unreadable bool // the claims can't be read, so active or valid is unknown
-	require    bool // the daemon requires a claim
+	session    bool       // the request names a session that has not ended
+	fixed      bool       // the session is of HTTP+SSE, so it can't change its claim
+	scoped     bool       // the session has a claim
+	own        *Principal // of that claim; nil if it is not active
+	presents   bool       // the request presents a code, valid or not
+	presented  *Principal // of the claim with that code; nil if the code is not valid
+	unreadable error      // why own or presented is unknown: the claims can't be read; else nil
+	require    bool       // the daemon requires a claim
 }
 
-// decision is the access that a request gets.
-type decision int
-
-const (
-	allowAll        decision = iota // the whole workspace
-	allowOwn                        // the scope of the session's claim
-	allowPresented                  // the scope of the presented claim, which becomes the session's claim
-	allowInitialize                 // the whole workspace, but only to begin a session
-	denyEnded                       // the session's claim has ended: empty lists, calls are refused
-	denyUnclaimed                   // HTTP 400: a claim is required
-	denyUnreadable                  // HTTP 503: the claims can't be read at the moment
-)
-
-// decide returns the access of a request, by the table in SECURITY.md ("Who sees what").
-// No row widens a session's access because something failed.
-func decide(f accessFacts) decision {
+// decide returns the principal of a request, by the table in SECURITY.md ("Who sees what"). No
+// row widens a session's access because something failed. The error refuses the request. With
+// both, the request may begin a session of the principal, and is refused if it does not.
+func decide(f accessFacts) (*Principal, error) {
 	switch {
-	case f.unreadable && (f.scoped || f.presents):
-		return denyUnreadable
-	case f.valid:
-		return allowPresented
-	case f.scoped && f.active:
-		return allowOwn
-	case f.scoped:
-		return denyEnded
+	case f.unreadable != nil:
+		e := httpErrorf(http.StatusServiceUnavailable,
+			"%v: requests with a claim code are refused", errClaimsUnreadable)
+		return nil, e.because(f.unreadable).retryAfter(5)
+	case f.presented != nil && f.fixed && f.presented != f.own:
+		return nil, errKeepsClaim
+	case f.presented != nil:
+		return f.presented, nil
+	case f.own != nil:
+		return f.own, nil
+	case f.scoped: // its claim has ended
+		return strangers, nil
+	case f.require && f.presents:
+		return nil, errBadCode
 	case f.require:
-		return denyUnclaimed
+		return nil, errNoCode
 	case f.presents && !f.session:
-		return allowInitialize
+		return everyone, errBadCode
 	default:
-		return allowAll
+		return everyone, nil
 	}
 }
 
 // Texts of refusals. None of them discloses whether a code was ever in use.
-const (
-	howToPresent = "present a code (from usher claim) in the header " + claimHeader +
-		", or in the URL as ?claim=..."
-	needsCode = "a claim code is required: " + howToPresent
-)
+const howToPresent = "present a code (from usher claim) in the header " + claimHeader +
+	", or in the URL as ?claim=..."
 
-var errBadCode error = httpErrorf(http.StatusBadRequest,
-	"the presented claim code is unknown or has ended: %s", howToPresent)
+var (
+	errNoCode error = httpErrorf(http.StatusBadRequest,
+		"a claim code is required: %s", howToPresent)
+	errBadCode error = httpErrorf(http.StatusBadRequest,
+		"the presented claim code is unknown or has ended: %s", howToPresent)
+)
 
 // errNoSession refuses a request whose session has ended or never existed. Clients then
 // begin a new one (MCP, basic/transports, "Session Management").
 var errNoSession error = httpErrorf(http.StatusNotFound,
 	"this session is unknown or has ended: send initialize again")
-
-// errOtherClaim ends the streams of a session that now belongs to another principal.
-var errOtherClaim = errors.New("the session has another claim")
 
 // errKeepsClaim refuses to give an HTTP+SSE session, which a URL names, another claim.
 // Otherwise somebody could hand out the session's URL and wait for another person's code.
@@ -153,100 +146,68 @@ type admission struct {
 // Admit determines a request's session and principal from its headers and URL alone,
 // before its body is read. It may wait some seconds for a turn (guessTurns). The error is
 // the answer to a request that is not admitted.
-func (g *Gate) Admit(r *http.Request) (admission, error) {
+func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 	for {
-		var a admission
 		var of claimID // the session's claim
-		var err error
 		if id, inURL := presentedSession(r); id != "" {
-			a.session, of, err = g.sessions.find(id, inURL)
-			if err != nil {
-				return a, err
+			a.session, of = g.sessions.find(id, inURL)
+			if a.session == nil {
+				return a, errNoSession
 			}
 		}
-		if err := g.judge(r, &a, of); err != nil {
+		facts, err := g.findFacts(r, a.session, of)
+		if err != nil {
 			return a, err
+		}
+		a.principal, a.badCode = decide(facts)
+		if a.principal == nil {
+			return a, a.badCode
+		}
+		if facts.presents && facts.presented == nil {
+			g.log.Warn("an invalid claim code was presented",
+				"in_session", facts.session, "scoped", facts.scoped)
 		}
 		if a.session == nil {
 			a.member = a.principal.ctx
-			return a, nil
+		} else if a.member = g.sessions.use(a.session, of, a.principal); a.member == nil {
+			continue // meanwhile, another request changed the session
 		}
-		var ok bool
-		if a.member, ok = g.sessions.use(a.session, of, a.principal); ok {
-			if p := a.principal; p.exists() && p.claimID != of {
-				g.logScoped("session scoped", a.session, p)
-			}
-			return a, nil
+		isCoded := a.principal.exists()
+		if a.session != nil || isCoded {
+			markKnown(r)
 		}
-		// Meanwhile, another request changed the session.
+		if a.session != nil && isCoded && a.principal.claimID != of {
+			g.logScoped("session scoped", a.session, a.principal)
+		}
+		return a, nil
 	}
 }
 
-// judge determines the principal of a request by the table, and sets badCode. of is the
-// claim of the request's session.
-func (g *Gate) judge(r *http.Request, a *admission, of claimID) error {
-	facts, own, presented, err := g.findFacts(r, a.session != nil, of)
-	if err != nil && !facts.unreadable {
-		return err
-	}
-	switch decide(facts) {
-	case denyUnreadable:
-		return httpErrorf(http.StatusServiceUnavailable,
-			"%v: requests with a claim code are refused", errClaimsUnreadable).because(err).retryAfter(5)
-	case denyUnclaimed:
-		if facts.presents {
-			return errBadCode
-		}
-		return httpErrorf(http.StatusBadRequest, needsCode)
-	case allowPresented:
-		if a.session != nil && a.session.Protocol == sseProtocol && of != presented.claimID {
-			return errKeepsClaim
-		}
-		a.principal = presented
-		return nil
-	case allowOwn:
-		a.principal = own
-	case denyEnded:
-		a.principal = strangers
-	case allowInitialize:
-		a.principal = everyone
-		a.badCode = errBadCode
-	default:
-		a.principal = everyone
-	}
-	if facts.presents {
-		g.log.Warn("an invalid claim code was presented",
-			"in_session", facts.session, "scoped", facts.scoped)
-	}
-	return nil
-}
-
-// findFacts returns the facts about a request, the principal of its session's claim (of) if
-// that claim is active, and the principal whose code the request presents. If
-// facts.unreadable is set, the error is the reason; any other error refuses the request.
-func (g *Gate) findFacts(r *http.Request, inSession bool, of claimID) (
-	facts accessFacts, own, presented *Principal, err error,
-) {
+// findFacts returns the facts about a request in a session, which is nil for none, with a
+// claim. The error refuses the request.
+func (g *Gate) findFacts(r *http.Request, s *Session, of claimID) (f accessFacts, err error) {
 	code, presents := presentedCode(r)
-	facts = accessFacts{
-		session:  inSession,
+	f = accessFacts{
+		session:  s != nil,
+		fixed:    s != nil && s.Protocol == sseProtocol,
 		scoped:   of.exists(),
 		presents: presents,
 		require:  g.require,
 	}
-	if facts.scoped {
-		own, err = g.claims.Lookup(of.Code)
-		if own != nil && own.claimID != of {
-			own = nil
+	if f.scoped {
+		f.own, err = g.claims.Lookup(of.Code)
+		if f.own != nil && f.own.claimID != of {
+			f.own = nil
 		}
 	}
 	if err == nil {
-		presented, err = g.lookUp(r, code, own)
+		f.presented, err = g.lookUp(r, code, f.own)
 	}
-	facts.unreadable = errors.Is(err, errClaimsUnreadable)
-	facts.active = own != nil
-	facts.valid = presented != nil
-	return facts, own, presented, err
+	if errors.Is(err, errClaimsUnreadable) {
+		f.unreadable = err
+		err = nil
+	}
+	return f, err
 }
 
 // lookUp returns the principal of the active claim with this code, or nil if there is none or
@@ -344,10 +305,10 @@ func presentedSession(r *http.Request) (id string, inURL bool) {
 	return r.URL.Query().Get("sessionId"), true
 }
 
-// Scope returns what a principal may reach now, without reading a file. Callers ask at each
+// scope returns what the principal may reach now, without reading a file. Callers ask at each
 // use and do not keep the scope, because a claim may end at any instant. If the error is
 // not nil, the scope reaches nothing. The error is errEnded, which may be shown to clients.
-func (g *Gate) Scope(p *Principal) (Scope, error) {
+func (p *Principal) scope() (Scope, error) {
 	switch {
 	case p == everyone:
 		return scopeAll(), nil
@@ -357,15 +318,19 @@ func (g *Gate) Scope(p *Principal) (Scope, error) {
 	return Scope{}, errEnded
 }
 
-// Create makes a session for an admitted initialize, or for the stream of HTTP+SSE, and
-// returns the admission of its principal in that session. No file is written: the session's
-// id contains everything.
-func (g *Gate) Create(protocol string, caps clientCaps, from admission) admission {
-	from.session, from.member = g.sessions.create(protocol, caps, from.principal)
-	if from.principal.exists() {
-		g.logScoped("session", from.session, from.principal)
+// Create makes a session of a principal, for an initialize or for the stream of HTTP+SSE, and
+// returns the principal's admission in it. No file is written: the session's id contains
+// everything.
+func (g *Gate) Create(protocol string, caps clientCaps, p *Principal) admission {
+	s := newSession(newOrigin(protocol, caps, p.claimID))
+	s.name = g.sessions.seal(s.sessionOrigin)
+	if protocol == sseProtocol {
+		s.name = s.ID
 	}
-	return from
+	if p.exists() {
+		g.logScoped("session", s, p)
+	}
+	return admission{principal: p, session: s, member: g.sessions.use(s, p.claimID, p)}
 }
 
 // logScoped logs which claim a session has.

@@ -37,68 +37,64 @@ func TestUnreadableClaims(t *testing.T) {
 // Every combination of facts has the decision that its purpose asks for, and no failure
 // lets a caller see more.
 func TestDecisionsNeverWiden(t *testing.T) {
-	// width is how much each decision lets a caller reach.
-	width := map[decision]int{
-		allowAll: 2, allowInitialize: 2, allowOwn: 1, allowPresented: 1,
-		denyEnded: 0, denyUnclaimed: 0, denyUnreadable: 0,
-	}
-	seen := make(map[decision]bool)
-	for bits := range 1 << 7 {
+	own, other := principal("own"), principal("other")
+	// width is how much each principal lets a caller reach.
+	width := map[*Principal]int{everyone: 2, own: 1, other: 1, strangers: 0, nil: 0}
+	seen := make(map[string]bool)
+	for bits := range 1 << 9 {
 		bit := func(n int) bool { return bits>>n&1 == 1 }
 		f := accessFacts{
-			session:    bit(0),
-			scoped:     bit(1),
-			active:     bit(2),
-			presents:   bit(3),
-			valid:      bit(4),
-			unreadable: bit(5),
-			require:    bit(6),
+			session:   bit(0),
+			fixed:     bit(1),
+			scoped:    bit(2),
+			presents:  bit(3),
+			require:   bit(4),
+			own:       []*Principal{nil, own}[bits>>5&1],
+			presented: []*Principal{nil, own, other, other}[bits>>6&3],
 		}
-		if f.scoped && !f.session || f.active && !f.scoped || f.valid && !f.presents {
+		if bit(8) {
+			f.unreadable = errClaimsUnreadable
+		}
+		if (f.scoped || f.fixed) && !f.session || f.own != nil && !f.scoped ||
+			f.presented != nil && !f.presents || f.presented == own && f.own == nil ||
+			bit(8) && !f.scoped && !f.presents {
 			continue // can't be
 		}
-		got := decide(f)
-		seen[got] = true
-		needsClaims := f.scoped || f.presents
+		got, err := decide(f)
+		seen[fmt.Sprint(width[got], err != nil)] = true
 		for what, wrong := range map[string]bool{
-			"a scoped session gets everything": f.scoped && width[got] == 2,
-			"a required claim is missing":      f.require && width[got] == 2,
-			"outside of a session, a bad code is ignored": got == allowAll &&
-				f.presents && !f.session,
-			"only initialize, without a bad code": got == allowInitialize &&
-				(!f.presents || f.session),
-			"a claim that was not presented":        got == allowPresented && !f.valid,
-			"a claim of its own that is not active": got == allowOwn && !f.active,
-			"an active claim counts as ended": got == denyEnded &&
-				(f.active || !f.scoped),
-			"a second claim is required": got == denyUnclaimed &&
-				(f.scoped || f.valid || !f.require),
-			"503 without need of a claim": got == denyUnreadable &&
-				!needsClaims,
-			"unreadable claims are used": f.unreadable &&
-				needsClaims && got != denyUnreadable,
-			"503 though the claims can be read": got == denyUnreadable &&
-				!f.unreadable,
-			"a valid code does not count": f.valid && !f.unreadable &&
-				got != allowPresented,
+			"there is no decision": got == nil && err == nil,
+			"everything, in spite of a claim or the need of one": got == everyone &&
+				(f.scoped || f.require),
+			"outside of a session, a bad code is ignored": got == everyone &&
+				f.presents && !f.session && err != errBadCode,
+			"a claim of somebody else": width[got] == 1 && got != f.own && got != f.presented,
+			"an active claim counts as ended": got == strangers &&
+				(f.own != nil || !f.scoped),
+			"unreadable claims are used": bit(8) && got != nil,
+			"a valid code does not count": f.presented != nil && !bit(8) &&
+				got != f.presented && err != errKeepsClaim,
+			"an HTTP+SSE session changes its claim": f.fixed && f.presented != nil &&
+				got != nil && got != f.own,
+			"a session can't change its claim": err == errKeepsClaim && !f.fixed,
 		} {
 			if wrong {
-				t.Errorf("%+v: decision %d: %s", f, got, what)
+				t.Errorf("%+v: %p, %v: %s", f, got, err, what)
 			}
 		}
 		for what, fail := range map[string]func(*accessFacts){
-			"the claims can't be read":    func(f *accessFacts) { f.unreadable = true },
-			"its own claim ends":          func(f *accessFacts) { f.active = false },
+			"the claims can't be read":    func(f *accessFacts) { f.unreadable = errClaimsUnreadable },
+			"its own claim ends":          func(f *accessFacts) { f.own = nil },
 			"the daemon requires a claim": func(f *accessFacts) { f.require = true },
 		} {
 			failed := f
 			fail(&failed)
-			if width[decide(failed)] > width[got] {
+			if now, _ := decide(failed); width[now] > width[got] {
 				t.Errorf("%+v: it sees more if %s", f, what)
 			}
 		}
 	}
-	check(t, "the number of decisions met", len(seen), len(width))
+	check(t, "the number of decisions met", len(seen), 5)
 }
 
 // presentation is a way to present codes.

@@ -5,13 +5,11 @@
 package main
 
 import (
-	"container/list"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -49,13 +47,6 @@ func newOrigin(protocol string, caps clientCaps, claim claimID) sessionOrigin {
 	}
 }
 
-// parseOrigin parses an origin that usher has sealed. It returns the zero value for any
-// other text.
-func parseOrigin(text []byte) (o sessionOrigin) {
-	_ = json.Unmarshal(text, &o)
-	return o
-}
-
 // sessionKeySize is the size of the key that seals session ids, in bytes.
 const sessionKeySize = 32
 
@@ -63,16 +54,15 @@ const sessionKeySize = 32
 // it makes a new one, which ends all sessions.
 func readSessionKey(dataDir string, log *slog.Logger) ([]byte, error) {
 	path := filepath.Join(dataDir, "session.key")
-	text, err := readRegular(path)
-	key, bad := hex.DecodeString(strings.TrimSpace(string(text)))
-	if err == nil && bad == nil && len(key) == sessionKeySize {
+	key, err := readRegular(path)
+	if err == nil && len(key) == sessionKeySize {
 		return key, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		log.Warn("all sessions end, because their key can't be read", "path", path)
 	}
 	key = newSessionKey()
-	return key, replaceFile(path, []byte(hex.EncodeToString(key)+"\n"))
+	return key, replaceFile(path, key)
 }
 
 // newSessionKey returns a random key.
@@ -98,7 +88,10 @@ func (t *sessionTable) unseal(id string) (o sessionOrigin, ok bool) {
 		return o, false
 	}
 	text, err := t.cipher.Open(nil, nil, sealed, nil)
-	return parseOrigin(text), err == nil
+	if err != nil {
+		return o, false
+	}
+	return o, json.Unmarshal(text, &o) == nil
 }
 
 // Session is one client's session in memory. A request of a client without sessions has a
@@ -109,26 +102,24 @@ type Session struct {
 	era      eras                          // of its client: stateful or stateless
 	listenID json.RawMessage               // id of the subscriptions/listen that it serves; nil for none
 	restored bool                          // made from its id: the client may have seen any lists
-	calls    sync.Map                      // requests in flight, by id: their context.CancelCauseFunc
+	calls    *sync.Map                     // requests in flight, by id: their context.CancelCauseFunc
 	asked    sync.Map                      // requests to the client, by id: chan *Message
-	life     context.Context               // ends with the session, by errNoSession
-	hears    context.Context               // ends when the client can no longer answer
-	close    context.CancelCauseFunc       // ends life and hears
+	life     context.Context               // ends when the client ends the session
+	hears    context.Context               // ends when the client can no longer answer, and its streams end
+	close    context.CancelFunc            // ends life and hears
 	deafen   context.CancelFunc            // ends hears
+	receive  func(admission, []byte) error // for HTTP+SSE: handles a message of the client
 	profile  atomic.Pointer[clientProfile] // the value is never changed
 
 	// Guarded by sessionTable.mu, unless the session is in no table:
-	ended     bool
-	claim     claimID                 // now; zero for none
-	principal *Principal              // of its latest request; nil once the session is forgotten
-	member    context.Context         // see admission
-	expel     context.CancelCauseFunc // ends member
-	place     *list.Element           // in sessionTable.own[principal]
+	claim     claimID            // now; zero for none
+	principal *Principal         // of its latest request; nil unless the session is in the table
+	member    context.Context    // see admission
+	expel     context.CancelFunc // ends member
 
-	mu       sync.Mutex                              // guards the fields below
-	receive  func(from admission, body []byte) error // for HTTP+SSE: handles a message; nil without a stream
-	streams  []*outbox                               // open notification streams, oldest first
-	lastSeen map[string]string                       // by announced list: its fingerprint
+	mu       sync.Mutex        // guards the fields below
+	streams  []*outbox         // open notification streams, oldest first
+	lastSeen map[string]string // by announced list: its fingerprint
 }
 
 // newSession returns a session that is in no table.
@@ -136,27 +127,31 @@ func newSession(o sessionOrigin) *Session {
 	s := &Session{
 		sessionOrigin: o,
 		era:           stateful,
+		calls:         new(sync.Map),
 		claim:         o.Claim,
 		lastSeen:      make(map[string]string),
 	}
-	s.life, s.close = context.WithCancelCause(context.Background())
+	s.life, s.close = context.WithCancel(context.Background())
 	s.hears, s.deafen = context.WithCancel(s.life)
 	s.profile.Store(&clientProfile{caps: o.Caps})
 	return s
 }
 
-// newStatelessSession returns the session of one request without a session, made by a
-// principal. h is nil if the transport has no headers.
-func newStatelessSession(h http.Header, method string, identity object, p *Principal) (*Session, error) {
+// alone returns the admission of a request without a session, which gets a Session of its own.
+// hears ends the request's streams. h is nil if the transport has no headers.
+func (from admission) alone(
+	hears context.Context, h http.Header, method string, identity object,
+) (admission, error) {
 	client, err := parseIdentity(h, method, identity)
 	if err != nil {
-		return nil, err
+		return from, err
 	}
-	s := newSession(newOrigin(statelessProtocol, client.caps, p.claimID))
-	s.era = stateless
-	s.principal = p
-	s.profile.Store(&client)
-	return s, nil
+	from.member = from.principal.ctx
+	from.session = newSession(newOrigin(statelessProtocol, client.caps, claimID{}))
+	from.session.era = stateless
+	from.session.hears = hears
+	from.session.profile.Store(&client)
+	return from, nil
 }
 
 // errCancelled is the cause of a request's end if its client cancelled it.
@@ -170,7 +165,7 @@ func (s *Session) handleNotification(msg *Message) {
 			answer.(chan *Message) <- msg
 		}
 	case msg.Method == "notifications/cancelled": // usher needs no other
-		if cancel, ok := s.calls.LoadAndDelete(string(msg.Params.get("requestId"))); ok {
+		if cancel, ok := s.calls.Load(string(msg.Params.get("requestId"))); ok {
 			cancel.(context.CancelCauseFunc)(errCancelled)
 		}
 	}
@@ -192,23 +187,23 @@ func (s *Session) wants(method string, params object) bool {
 	return severity < 0 || severity >= slices.Index(logLevels, lowest)
 }
 
-// join begins a notification stream. It returns false if the session has too many streams,
-// or if the client has gone or accepts no stream.
+// join begins a notification stream. It returns false if the client has gone or accepts no
+// stream.
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.streams) >= maxStreams || !out.send(frame{}) {
-		return false
+	joined := out.send(frame{})
+	if joined {
+		s.streams = append(s.streams, out)
 	}
-	s.streams = append(s.streams, out)
-	return true
+	return joined
 }
 
 // leave removes a stream.
 func (s *Session) leave(out *outbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.streams = slices.DeleteFunc(s.streams, func(other *outbox) bool { return other == out })
+	s.streams = remove(s.streams, out)
 }
 
 // primary returns the stream for messages to the client, or nil. Each message goes to one
@@ -242,24 +237,6 @@ func (s *Session) notify(method string, params object) {
 // it.
 var errUnheard = rpcErrorf(codeInternal, "the client can't be asked: it has no stream open")
 
-// setReceiver sets the function that handles the messages of an HTTP+SSE session's client.
-func (s *Session) setReceiver(receive func(from admission, body []byte) error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.receive = receive
-}
-
-// deliver handles a message of an HTTP+SSE session's client, which its stream answers.
-func (s *Session) deliver(from admission, body []byte) error {
-	s.mu.Lock()
-	receive := s.receive
-	s.mu.Unlock()
-	if receive == nil {
-		return errNoSession
-	}
-	return receive(from, body)
-}
-
 // sessionTable contains the sessions that are in use or were used recently, also those that
 // have ended. If a principal has more than maxSessionsOf, the table forgets its least
 // recently used idle sessions. What happened to them since their initialize is lost. Safe for
@@ -269,7 +246,7 @@ type sessionTable struct {
 
 	mu     sync.Mutex
 	byName map[string]*Session
-	own    map[*Principal]*list.List // of *Session, least recently used first
+	own    map[*Principal][]*Session // least recently used first
 }
 
 // newSessionTable returns an empty table. key seals the ids of sessions.
@@ -277,7 +254,7 @@ func newSessionTable(key []byte) *sessionTable {
 	block, _ := aes.NewCipher(key) // fails only for keys of other lengths
 	t := &sessionTable{
 		byName: make(map[string]*Session),
-		own:    make(map[*Principal]*list.List),
+		own:    make(map[*Principal][]*Session),
 	}
 	t.cipher, _ = cipher.NewGCMWithRandomNonce(block)
 	return t
@@ -285,9 +262,9 @@ func newSessionTable(key []byte) *sessionTable {
 
 // find returns the session that a client names, and its claim. A name in a URL is that of an
 // HTTP+SSE session, which lasts as long as its stream. Any other session that is not in
-// memory is made again, as its id says. The error is errNoSession for a session that is
-// unknown, has expired or has ended.
-func (t *sessionTable) find(name string, inURL bool) (*Session, claimID, error) {
+// memory is made again, as its id says. find returns nil for a session that is unknown, has
+// expired or has ended.
+func (t *sessionTable) find(name string, inURL bool) (*Session, claimID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.byName[name]
@@ -298,106 +275,78 @@ func (t *sessionTable) find(name string, inURL bool) (*Session, claimID, error) 
 			s.restored = true
 		}
 	}
-	if s == nil || s.ended || inURL != (s.Protocol == sseProtocol) || time.Since(s.Issued) >= sessionLife {
-		return nil, claimID{}, errNoSession
+	if s == nil || s.life.Err() != nil || time.Since(s.Issued) >= sessionLife ||
+		inURL != (s.Protocol == sseProtocol) {
+		return nil, claimID{}
 	}
-	return s, s.claim, nil
+	return s, s.claim
 }
 
 // use makes p the principal of a session, and returns the context that ends when the session
-// no longer belongs to p. If p has a claim, it is the session's from now on. use reports
-// false if the session has ended, or its claim is no longer of.
-func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context.Context, ok bool) {
+// no longer belongs to p. If p has a claim, it is the session's from now on. use returns nil
+// if the session has ended, or its claim is no longer of.
+func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	current := t.byName[s.name]
-	if s.ended || s.claim != of || current != nil && current != s {
-		return nil, false
+	if s.life.Err() != nil || s.claim != of || current != nil && current != s {
+		return nil
 	}
 	if p.exists() {
 		s.claim = p.claimID
 	}
 	t.byName[s.name] = s
 	t.giveLocked(s, p)
-	t.own[p].MoveToBack(s.place)
-	t.forgetIdleLocked(p)
-	return s.member, true
+	return s.member
 }
 
-// create adds a new session of a principal.
-func (t *sessionTable) create(protocol string, caps clientCaps, p *Principal) (*Session, context.Context) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := newSession(newOrigin(protocol, caps, p.claimID))
-	s.name = t.seal(s.sessionOrigin)
-	if protocol == sseProtocol {
-		s.name = s.ID
-	}
-	t.byName[s.name] = s
-	t.giveLocked(s, p)
-	t.forgetIdleLocked(p)
-	return s, s.member
-}
-
-// giveLocked makes p the principal of a session. If the session had another one, its streams
-// and processes end. The caller holds t.mu.
+// giveLocked makes p the principal of a session, which is used now. If the session had another
+// one, its streams and processes end. If p has too many sessions, giveLocked forgets the one
+// that was used least recently and is not busy. The caller holds t.mu.
 func (t *sessionTable) giveLocked(s *Session, p *Principal) {
-	if s.principal == p {
-		return
+	if s.principal != p {
+		t.takeLocked(s)
+		s.principal = p
+		s.member, s.expel = context.WithCancel(p.ctx)
 	}
-	if s.principal != nil {
-		t.takeLocked(s, errOtherClaim)
-	}
-	if t.own[p] == nil {
-		t.own[p] = list.New()
+	own, known := t.own[p]
+	if !known {
 		context.AfterFunc(p.ctx, func() { t.orphan(p) })
 	}
-	s.principal = p
-	s.place = t.own[p].PushBack(s)
-	s.member, s.expel = context.WithCancelCause(p.ctx)
+	own = append(remove(own, s), s)
+	t.own[p] = own
+	if len(own) <= maxSessionsOf {
+		return
+	}
+	idle := slices.IndexFunc(own[:maxSessionsOf], func(other *Session) bool { return !other.busy() })
+	if idle >= 0 {
+		t.forgetLocked(own[idle])
+	}
 }
 
 // orphan gives the sessions of a principal whose claim has ended to strangers.
 func (t *sessionTable) orphan(p *Principal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	own := t.own[p]
-	for own.Len() > 0 {
-		t.giveLocked(own.Front().Value.(*Session), strangers)
-		t.forgetIdleLocked(strangers)
+	for _, s := range slices.Clone(t.own[p]) {
+		t.giveLocked(s, strangers)
 	}
 	delete(t.own, p)
 }
 
-// takeLocked takes a session from its principal, for a reason that ends its streams. The
-// caller holds t.mu.
-func (t *sessionTable) takeLocked(s *Session, why error) {
-	t.own[s.principal].Remove(s.place)
-	s.principal = nil
-	s.expel(why)
-}
-
-// forgetIdleLocked forgets the session of p that was used least recently and is not busy, if p
-// has too many. The caller holds t.mu.
-func (t *sessionTable) forgetIdleLocked(p *Principal) {
-	own := t.own[p]
-	if own == nil || own.Len() <= maxSessionsOf {
-		return
-	}
-	for place := own.Front(); place != own.Back(); place = place.Next() {
-		if s := place.Value.(*Session); !s.busy() {
-			t.forgetLocked(s)
-			return
-		}
+// takeLocked takes a session from its principal, if it has one. The caller holds t.mu.
+func (t *sessionTable) takeLocked(s *Session) {
+	if s.principal != nil {
+		t.own[s.principal] = remove(t.own[s.principal], s)
+		s.principal = nil
+		s.expel()
 	}
 }
 
 // forgetLocked removes a session from memory. The caller holds t.mu.
 func (t *sessionTable) forgetLocked(s *Session) {
 	delete(t.byName, s.name)
-	if s.principal != nil {
-		t.takeLocked(s, errNoSession)
-	}
+	t.takeLocked(s)
 }
 
 // busy reports whether the session can't be forgotten: it has a stream or a request.
@@ -411,26 +360,15 @@ func (s *Session) busy() bool {
 }
 
 // end ends a session at its client's request, or because the stream of HTTP+SSE has ended.
-// An ended session stays in the table until it is forgotten, so that its id is refused. end
-// returns errNoSession if the session has ended already.
-func (t *sessionTable) end(s *Session) error {
+// An ended session stays in the table until it is forgotten, so that its id is refused.
+func (t *sessionTable) end(s *Session) {
 	t.mu.Lock()
-	again := s.ended
-	s.ended = true
+	defer t.mu.Unlock()
+	s.close()
 	if s.principal != nil {
-		s.expel(errNoSession)
+		s.expel()
 	}
 	if s.Protocol == sseProtocol { // its name is random, so it is unknown from now on
 		t.forgetLocked(s)
 	}
-	t.mu.Unlock()
-	if again {
-		return errNoSession
-	}
-	s.close(errNoSession) // before the calls: see request.begin
-	s.calls.Range(func(_, cancel any) bool {
-		cancel.(context.CancelCauseFunc)(errNoSession)
-		return true
-	})
-	return nil
 }

@@ -10,29 +10,29 @@ import (
 const coalesce = 300 * time.Millisecond // changes within this time make one list_changed
 
 // follow notifies from's session of changes on out, one of its streams, and removes the stream
-// at the end. It returns when end is closed, or when the session no longer belongs to the
-// principal of from. If ctx ends earlier, follow returns the cause.
-func (s *Server) follow(
-	ctx context.Context, from admission, out *outbox, end <-chan struct{},
-) error {
+// at the end. It returns when ctx ends or end is closed, or when the session no longer belongs
+// to the principal of from.
+func (s *Server) follow(ctx context.Context, from admission, out *outbox, end <-chan struct{}) {
 	session := from.session
 	defer session.leave(out)
 	for {
 		modules := s.modules.Changed()
 		unreadable := from.principal.Unreadable()
 		if unreadable == nil && session.primary() == out {
-			s.announce(from)
+			if scope, err := from.principal.scope(); err == nil { // else it is told nothing
+				session.notifyChanges(s.modules.ViewOf(scope, from.member))
+			}
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return
 		case <-end:
-			return nil
+			return
 		case <-from.member.Done():
-			if context.Cause(from.member) != errNoSession && session.listenID == nil {
+			if session.life.Err() == nil && session.listenID == nil {
 				session.notifyChanges(s.modules.View(Scope{}))
 			}
-			return nil
+			return
 		case <-unreadable:
 		case <-modules:
 			pauseFor(ctx, coalesce) // more changes are likely to follow
@@ -40,16 +40,8 @@ func (s *Server) follow(
 	}
 }
 
-// announce notifies from's session of the lists in its view that have changed. A session
-// whose claim has ended is notified of nothing.
-func (s *Server) announce(from admission) {
-	if scope, err := s.gate.Scope(from.principal); err == nil {
-		from.session.notifyChanges(s.modules.ViewOf(scope, from.member))
-	}
-}
-
 // markSeen records that the client was given a list. While the session has a stream, only
-// the first list counts: unseenChanges records what the client is notified of.
+// the first list counts: notifyChanges records what the client is notified of.
 func (s *Session) markSeen(what string, view *View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,28 +51,22 @@ func (s *Session) markSeen(what string, view *View) {
 }
 
 // notifyChanges notifies the client of the lists that have changed since it last saw them.
+// Lists that it never asked for are left out. But the client of a restored session may have
+// seen anything, so it is notified of every list once.
 func (s *Session) notifyChanges(view *View) {
-	for _, list := range s.unseenChanges(view) {
-		s.notify("notifications/"+list+"/list_changed", nil)
-	}
-}
-
-// unseenChanges returns the lists that have changed since the client last saw them, and
-// marks them as seen. Lists that the client never asked for are left out. But the client of a
-// restored session may have seen anything, so it is notified of every list once.
-func (s *Session) unseenChanges(view *View) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var changed []string
 	for _, list := range announcedLists {
-		before := s.lastSeen[list]
 		now := view.Fingerprints[list]
-		if before != now && (before != "" || s.restored) {
-			changed = append(changed, list)
+		s.mu.Lock()
+		before := s.lastSeen[list]
+		changed := before != now && (before != "" || s.restored)
+		if changed {
 			s.lastSeen[list] = now
 		}
+		s.mu.Unlock()
+		if changed {
+			s.notify("notifications/"+list+"/list_changed", nil)
+		}
 	}
-	return changed
 }
 
 // readFilter reads which lists and resources the client of a subscriptions/listen wants

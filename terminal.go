@@ -81,7 +81,7 @@ func (a *app) prepareData() error {
 	if err != nil {
 		return fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
 	}
-	a.claims = openClaims(a.data, nil)
+	a.claims = openClaims(a.data)
 	return nil
 }
 

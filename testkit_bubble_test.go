@@ -64,7 +64,7 @@ func runInBubble(t *testing.T, name string, test func(*testing.T, *bubble)) {
 
 func (b *bubble) start(t *testing.T) {
 	t.Helper()
-	claims := openClaims(b.base+"/.data", nil)
+	claims := openClaims(b.base + "/.data")
 	log := slog.New(slog.DiscardHandler)
 	b.m = module(t, "/w/m.usher:m ask need stay wait")
 	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
@@ -257,10 +257,7 @@ func (b *bubble) sessionsOf(p *Principal) int {
 	table := b.server.gate.sessions
 	table.mu.Lock()
 	defer table.mu.Unlock()
-	if table.own[p] == nil {
-		return 0
-	}
-	return table.own[p].Len()
+	return len(table.own[p])
 }
 
 // suspended returns how many calls wait for input of clients without sessions.

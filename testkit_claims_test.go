@@ -10,7 +10,7 @@ import (
 )
 
 func testStore(t testing.TB, dataDir string) *ClaimStore {
-	s := openClaims(dataDir, nil)
+	s := openClaims(dataDir)
 	t.Cleanup(s.Close)
 	return s
 }

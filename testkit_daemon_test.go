@@ -259,7 +259,7 @@ func modulesOf(t *testing.T, dir string, env map[string]string) string {
 // openStore opens the claim store of a daemon's base folder.
 func openStore(t *testing.T, base string) *ClaimStore {
 	t.Helper()
-	store := openClaims(base+"/.data", nil)
+	store := openClaims(base + "/.data")
 	t.Cleanup(store.Close)
 	return store
 }
@@ -535,7 +535,7 @@ func checkRefused(t *testing.T, a answer, says string) {
 func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	store := openClaims(data, log)
+	store := openClaims(data)
 	t.Cleanup(store.Close)
 	key, err := readSessionKey(data, log)
 	must(t, err)

@@ -59,26 +59,27 @@ func refusal(id json.RawMessage, err error) error {
 
 // accepts is what a client's Accept header allows.
 type accepts struct {
-	json, stream bool
-	streamFirst  bool // the stream is listed before JSON
-	html         bool // only browsers ask for it
+	stream      bool
+	streamFirst bool // the stream is listed before JSON
+	html        bool // only browsers ask for it
 }
 
-// parseAccept reads the Accept header. A missing header allows JSON and streams. It
-// ignores quality values (q=).
+// parseAccept reads the Accept header. A missing header allows streams. parseAccept ignores
+// quality values (q=).
 func parseAccept(h http.Header) (a accepts) {
+	hasJSON := false
 	header := cmp.Or(strings.Join(h.Values("Accept"), ","), "*/*")
 	for part := range strings.SplitSeq(header, ",") {
 		kind, _, _ := strings.Cut(part, ";")
 		switch strings.ToLower(strings.TrimSpace(kind)) {
 		case "*/*":
-			a.json = true
+			hasJSON = true
 			a.stream = true
 		case "application/json", "application/*":
-			a.json = true
+			hasJSON = true
 		case "text/event-stream", "text/*":
 			a.stream = true
-			a.streamFirst = a.streamFirst || !a.json
+			a.streamFirst = a.streamFirst || !hasJSON
 		case "text/html":
 			a.html = true
 		}
@@ -88,13 +89,14 @@ func parseAccept(h http.Header) (a accepts) {
 
 // servePOST receives one message. It answers a request, and accepts any other message.
 func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
-	accept, err := checkPOST(r)
-	if err != nil {
-		return err
+	contentType := r.Header.Get("Content-Type")
+	if kind, _, err := mime.ParseMediaType(contentType); err != nil || kind != "application/json" {
+		return httpErrorf(http.StatusUnsupportedMediaType,
+			"content type %q: want application/json", clipText(contentType, 100))
 	}
 	// Principal and session are fixed before the body is read, so that the body counts for
 	// the right principal, and nobody changes the access of a request under way.
-	from, err := s.admit(r)
+	from, err := s.gate.Admit(r)
 	if err != nil {
 		return err
 	}
@@ -106,7 +108,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	// A client of HTTP+SSE gets its answers on its stream, whatever it posts.
 	if from.session != nil && from.session.Protocol == sseProtocol {
-		if err := from.session.deliver(from, body); err != nil {
+		if err := from.session.receive(from, body); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusAccepted)
@@ -117,7 +119,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return refusal(msg.ID, err)
 	}
 	params, identity := parseParams(msg.Params)
-	from.session, err = s.sessionOf(w, r, from, msg, params, identity)
+	from, err = s.inSession(w, r, from, msg, params, identity)
 	if err != nil {
 		return refusal(msg.ID, err)
 	}
@@ -129,10 +131,11 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
 	// asked or notified.
 	var write func(frame) error
+	accept := parseAccept(r.Header)
 	if accept.stream {
 		write = sseWriter(w)
 	}
-	request := s.newRequest(from, newOutbox(r.Context(), held, write), held, msg, params)
+	request := s.newRequest(from, newOutbox(r.Context(), held, write), msg, params)
 	if from.session.era == stateless {
 		request.header = r.Header
 	}
@@ -140,52 +143,39 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// checkPOST checks the headers of a POST, and returns what its client accepts.
-func checkPOST(r *http.Request) (accepts, error) {
-	accept := parseAccept(r.Header)
-	contentType := r.Header.Get("Content-Type")
-	if kind, _, err := mime.ParseMediaType(contentType); err != nil || kind != "application/json" {
-		return accept, httpErrorf(http.StatusUnsupportedMediaType,
-			"content type %q: want application/json", clipText(contentType, 100))
-	}
-	if !accept.json && !accept.stream {
-		return accept, httpErrorf(http.StatusNotAcceptable,
-			"accept %q: want application/json, text/event-stream", clipText(r.Header.Get("Accept"), 100))
-	}
-	return accept, nil
-}
-
-// sessionOf returns the session of a POST. For initialize it returns a new session, and
-// sets its id in the header of the answer. A stateless message has a session of its own.
-func (s *Server) sessionOf(
+// inSession returns the admission of a message in its session. For initialize, that is a new
+// session, whose id becomes the header of the answer. A stateless message has a session of
+// its own.
+func (s *Server) inSession(
 	w http.ResponseWriter, r *http.Request, from admission, msg *Message, params, identity object,
-) (*Session, error) {
+) (_ admission, err error) {
 	stateless := isStateless(r.Header, identity)
 	begins := !stateless && msg.isRequest() && msg.Method == "initialize"
 	// Only here is it known whether the request begins a session: an invalid code does not keep
 	// a client of an earlier era from that, but refuses everything else.
 	switch {
 	case from.badCode != nil && !begins:
-		return nil, from.badCode
+		return from, from.badCode
 	case stateless && msg.isNotification(): // usher needs no notification of this revision
-		return newSession(sessionOrigin{}), nil
+		from.session = newSession(sessionOrigin{})
+		return from, nil
 	case stateless:
-		return newStatelessSession(r.Header, msg.Method, identity, from.principal)
+		return from.alone(s.stopping, r.Header, msg.Method, identity)
 	case !begins && from.session == nil:
-		return nil, errNoID
+		return from, errNoID
 	case !begins:
-		return from.session, context.Cause(from.session.life) // it may have ended while the body arrived
+		return from, nil
 	}
 	protocol, caps, err := parseInitialize(params)
 	if err == nil {
-		_, err = s.gate.Scope(from.principal) // an ended claim begins no session
+		_, err = from.principal.scope() // an ended claim begins no session
 	}
 	if err != nil {
-		return nil, err
+		return from, err
 	}
-	from = s.gate.Create(protocol, caps, from)
+	from = s.gate.Create(protocol, caps, from.principal)
 	w.Header().Set(sessionHeader, from.session.name)
-	return from.session, nil
+	return from, nil
 }
 
 // errNoID refuses a request that needs a session and names none.
@@ -194,7 +184,7 @@ var errNoID error = httpErrorf(http.StatusBadRequest,
 
 // answerPOST runs a request, and writes the answer to w or, as a stream, to r.out.
 func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
-	old := r.from.session.era == stateful
+	old := r.session.era == stateful
 	var result object
 	err := r.begin(r.server.stopped)
 	if err == nil {
@@ -220,7 +210,7 @@ func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
 	case answer.msg == nil:
 		w.WriteHeader(http.StatusAccepted)
 	default:
-		if r.held.grow(int64(len(answer.msg))) != nil {
+		if r.out.held.grow(int64(len(answer.msg))) != nil {
 			status = http.StatusInternalServerError
 			answer = r.encodeAnswer(nil, errNoRoomToAnswer)
 		}
@@ -228,16 +218,7 @@ func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
 	}
 }
 
-// admit determines which principal and session a request is from.
-func (s *Server) admit(r *http.Request) (admission, error) {
-	from, err := s.gate.Admit(r)
-	if err == nil && (from.session != nil || from.principal.exists()) {
-		markKnown(r)
-	}
-	return from, err
-}
-
-// errManyStreams refuses a stream of a session or principal that has too many.
+// errManyStreams refuses a stream of a principal that has too many.
 var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 	"too many streams: close one").retryAfter(15)
 
@@ -252,7 +233,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 		return from, httpErrorf(http.StatusNotAcceptable,
 			"a GET of the MCP endpoint must accept text/event-stream")
 	}
-	from, err = s.admit(r)
+	from, err = s.gate.Admit(r)
 	if err == nil && from.session != nil && from.session.Protocol == sseProtocol {
 		err = errNoSession // an HTTP+SSE session has one stream
 	}
@@ -285,38 +266,35 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	out := newOutbox(ctx, held, sseWriter(w))
 	if from.session == nil {
 		s.serveSSE(r.URL.Path, from, out, cancel)
-		return nil
+	} else {
+		s.serveNotices(from, out)
 	}
-	return s.serveNotices(from, out)
+	return nil
 }
 
 // serveNotices serves a session's notification stream until the connection or the outbox
 // ends.
-func (s *Server) serveNotices(from admission, out *outbox) error {
+func (s *Server) serveNotices(from admission, out *outbox) {
 	if !from.session.join(out) {
-		out.disconnect()
-		return errManyStreams
+		return // the client has gone
 	}
 	defer func() {
 		out.end()
 		<-out.done
 	}()
-	_ = s.follow(out.ctx, from, out, out.done)
-	return nil
+	s.follow(out.ctx, from, out, out.done)
 }
 
 // serveDELETE ends a session at its client's request.
 func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
-	from, err := s.admit(r)
+	from, err := s.gate.Admit(r)
 	if err != nil {
 		return err
 	}
 	if from.session == nil {
 		return errNoID
 	}
-	if err := s.gate.sessions.end(from.session); err != nil {
-		return err
-	}
+	s.gate.sessions.end(from.session)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -328,23 +306,13 @@ type duplex struct {
 	server *Server
 	from   admission // of the connection; a message has one of its own
 	out    *outbox
-	open   context.Context // ends with the client's input; the streams end with it
-	close  context.CancelFunc
 
-	mu       sync.Mutex     // locked to begin a request, or to close
+	mu       sync.Mutex     // locked to begin a request, or to begin no more
 	requests sync.WaitGroup // the requests that are being answered
 }
 
 // duplexTimeout is how long requests in progress may take once the input has ended.
 const duplexTimeout = 30 * time.Second
-
-// newDuplex returns a connection through out to the client of a new session. from is the
-// admission of the connection, in the session.
-func (s *Server) newDuplex(from admission, out *outbox) *duplex {
-	d := &duplex{server: s, from: from, out: out}
-	d.open, d.close = context.WithCancel(context.Background())
-	return d
-}
 
 // serve writes to the client until its connection ends, or until input yields the error with
 // which the client's input ended. serve waits for requests in progress, and returns that
@@ -354,7 +322,7 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	writing.Go(func() {
 		defer hangUp()
 		defer catch(d.server.log, nil)
-		_ = d.server.serveNotices(d.from, d.out) // its only error is for HTTP
+		d.server.serveNotices(d.from, d.out)
 	})
 	select {
 	case err = <-input:
@@ -363,9 +331,8 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	// From now on, no request begins. Those in progress may end, but the client can no longer
 	// answer what modules ask in them.
 	d.mu.Lock()
-	d.close()
-	d.mu.Unlock()
 	d.from.session.deafen()
+	d.mu.Unlock()
 	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
 	d.requests.Wait()
 	d.out.end()
@@ -378,7 +345,7 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 func (d *duplex) receive(from admission, body []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.open.Err() != nil {
+	if d.from.session.hears.Err() != nil {
 		return errNoSession
 	}
 	msg, err := parseMessage(body)
@@ -398,17 +365,16 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	params, identity := parseParams(msg.Params)
 	from.session = d.from.session
 	if isStateless(nil, identity) {
-		from.session, err = newStatelessSession(nil, msg.Method, identity, from.principal)
+		from, err = from.alone(from.session.hears, nil, msg.Method, identity)
 		if err != nil {
 			return err
 		}
+		from.session.calls = d.from.session.calls // the client cancels all its requests there
 	}
 	// A message that finds no room is answered with the error.
 	held := d.server.memory.open(from.principal)
 	err = held.grow(int64(size))
-	r := d.server.newRequest(from, d.out, held, msg, params)
-	r.calls = &d.from.session.calls
-	r.streams = d.open
+	r := d.server.newRequest(from, d.out, msg, params)
 	if err == nil {
 		err = r.begin(d.out.ctx)
 	}
@@ -427,10 +393,10 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 
 // serveSSE serves the stream of a new HTTP+SSE session. hangUp ends its connection.
 func (s *Server) serveSSE(path string, from admission, out *outbox, hangUp func()) {
-	from = s.gate.Create(sseProtocol, 0, from)
+	from = s.gate.Create(sseProtocol, 0, from.principal)
 	defer s.gate.sessions.end(from.session)
-	d := s.newDuplex(from, out)
-	from.session.setReceiver(d.receive)
+	d := &duplex{server: s, from: from, out: out}
+	from.session.receive = d.receive // before anybody knows the session's name
 	// The address is relative, as usher does not know the path that a proxy adds.
 	out.send(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + from.session.name)})
 	_ = d.serve(nil, hangUp) // its input arrives by POST
@@ -446,8 +412,11 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	c.stopped = ctx
 	c.memory = newMemory(defaultMaxBody, strangers)
 	s := newServer(c)
-	from := s.gate.Create(protocols[0], 0, admission{principal: everyone})
-	d := s.newDuplex(from, newOutbox(ctx, s.memory.open(everyone), lineWriter(out)))
+	d := &duplex{
+		server: s,
+		from:   s.gate.Create(protocols[0], 0, everyone),
+		out:    newOutbox(ctx, s.memory.open(everyone), lineWriter(out)),
+	}
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
 	err := d.serve(input, cancel) // ends ctx
