@@ -28,8 +28,7 @@
 //	          era.go          the two eras of MCP and the conversions between them
 //	core      claims.go       claim codes, the file that stores them, principals
 //	          session.go      sealed session ids, the table of sessions
-//	          guess.go        slowing down clients that guess codes
-//	          scope.go        the table of scopes, the gate
+//	          scope.go        the table of scopes, the gate, guessing
 //	modules   schema.go       methods: doc tags, JSON Schema, argument checks, results
 //	          runtimes.go     which files are modules, and how to run them
 //	          gomodule.go     Go source files as modules
@@ -44,9 +43,8 @@
 //	          lists.go        what modules and their processes offer
 //	          modules.go      the registry: watching, introspecting and caching modules
 //	MCP       mcp.go          requests, the table of methods, their answers
-//	          stream.go       list changes, subscriptions
 //	          ask.go          asking clients on behalf of modules, suspended calls
-//	          transport.go    streamable HTTP, HTTP+SSE, stdio
+//	          transport.go    streamable HTTP, HTTP+SSE, stdio, notifications
 //	webhook   signature.go    how providers sign HTTP callbacks
 //	          webhook.go      HTTP callbacks
 //	program   serve.go        the daemon

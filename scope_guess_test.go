@@ -1,4 +1,4 @@
-// Tests of guess.go.
+// Tests of guessing.
 
 package main
 

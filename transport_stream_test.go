@@ -1,4 +1,4 @@
-// Tests of stream.go: notifications and subscriptions.
+// Tests of streams: notifications and subscriptions.
 
 package main
 
