@@ -508,6 +508,7 @@ func TestCompletionRunsNoModule(t *testing.T) {
 				"usher claim ":                          "list revoke",
 				"usher claim -base BASE revoke ":        c.Code.Dashed(),
 				"usher serve -allow":                    "-allow-host -allow-origin",
+				"usher serve --allow":                   "--allow-host --allow-origin",
 				"usher completion f":                    "fish",
 				"usher call -base BASE -dir DIR ":       "a b c odd",
 				"usher call -dir DIR -base BASE odd ":   "say",
