@@ -458,7 +458,8 @@ func TestPrintedCurlWorks(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()
 	writeTools(t, dir+"/forms.usher", fakeTool{Name: "handle_all"},
 		fakeTool{Name: "handle_signed", Doc: "@signature github X_SIGNING_SECRET"})
-	d := daemonOptions{base: base, env: guarded}.startReady(t, dir)
+	env := map[string]string{webhookSecretVar: testSecret, "X_SIGNING_SECRET": "k"}
+	d := daemonOptions{base: base, env: env}.startReady(t, dir)
 	_, line, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-base", base, dir),
 		"webhook: curl ")
 	line, rest, _ := strings.Cut(line, "\n")

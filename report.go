@@ -41,6 +41,7 @@ type toolReport struct {
 	About   string `json:"about,omitempty"`
 	Params  string `json:"parameters,omitempty"` // their names
 	Webhook string `json:"webhook,omitempty"`    // its URL
+	Fails   string `json:"fails,omitempty"`      // why its deliveries fail
 
 	// For the example command that delivers to the URL: whether webhooks are off, and whether
 	// the sender must sign or needs the secret.
@@ -117,6 +118,9 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 			tool.Signed = t.Method.Signature != ""
 			tool.Secret = daemon.Secret || a.getenv(webhookSecretVar) != ""
 		}
+		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
+			tool.Fails = err.Error()
+		}
 		l.Tools = append(l.Tools, tool)
 		if len(t.Name) > maxToolName {
 			note("%s: some clients refuse this name: with mcp__usher__ it has over 64 characters", t.Name)
@@ -124,9 +128,6 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		if claimants != nil {
 			note("%s: its webhook is not served, as several webhooks have the path %s: %s",
 				tool.Method, hook.HookPath, itemNames(claimants))
-		}
-		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
-			note("%s: in this environment, its deliveries fail: %v", tool.Method, err)
 		}
 	}
 	for _, raw := range m.Lists["resources"] {
