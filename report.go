@@ -9,10 +9,12 @@ import (
 	"cmp"
 	"crypto/rand"
 	_ "embed"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"html/template"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -196,6 +198,23 @@ type pageContent struct {
 	Modules    []moduleReport // in the requester's own view; webhooks outside of it are not shown
 	Coded      bool           // clients must present a code
 	URL, Nonce string
+
+	Cursor, VSCode template.URL // of links that install usher in these clients, or ""
+}
+
+// addLinks adds the links that install usher in clients, with the server's URL and, unless it is
+// "", a code. The schemes of the links are foreign to html/template, but all that is variable in
+// them is encoded.
+func (p *pageContent) addLinks(serverURL, code string) {
+	server := map[string]any{"url": serverURL}
+	if code != "" {
+		server["headers"] = map[string]string{claimHeader: code}
+	}
+	config := url.QueryEscape(base64.StdEncoding.EncodeToString(marshal(server)))
+	p.Cursor = template.URL("cursor://anysphere.cursor-deeplink/mcp/install?name=usher&config=" + config)
+	server["name"] = "usher"
+	server["type"] = "http"
+	p.VSCode = template.URL("vscode:mcp/install?" + url.QueryEscape(string(marshal(server))))
 }
 
 // servePage shows a browser the modules in the requester's own view.
@@ -220,6 +239,11 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		p := pageContent{Coded: from.principal.exists()}
 		record := d.record
 		record.URL = d.pageURL(r)
+		// The page contains a code only for a visitor who has presented this code. The id of a
+		// session must not lead to the code.
+		if code, _ := presentedCode(r); code == from.principal.Code {
+			p.addLinks(record.URL, code.Reveal())
+		}
 		report := d.app.report(d.registry, scope, scope, record)
 		p.Modules = slices.DeleteFunc(report, func(m moduleReport) bool {
 			return m.Hidden != "" || len(m.Tools) == 0 && m.State != "ready"
@@ -238,8 +262,8 @@ func (d *daemon) pageURL(r *http.Request) string {
 	return cmp.Or(d.flags.publicURL, scheme+r.Host+"/")
 }
 
-// writePage writes the page. The page contains no claim code and no script; its inline
-// style carries a CSP nonce.
+// writePage writes the page. The page contains no script, and no claim code except in the links
+// that install usher; its inline style carries a CSP nonce.
 func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p pageContent) {
 	p.URL = d.pageURL(r)
 	p.Nonce = rand.Text()
