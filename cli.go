@@ -81,7 +81,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	// Help is no entry of the table: the help of a command is the command with the flag -h.
 	switch name {
 	case "help", "-h", "-help", "--help":
-		if len(args) == 0 {
+		if len(args) == 0 || args[0] == "help" {
 			a.printf("%s", helpText("overview.txt"))
 			return a.status(ctx, name, nil)
 		}
@@ -92,7 +92,9 @@ func (a *app) run(ctx context.Context, args []string) int {
 	}
 	c, ok := commands[name]
 	if !ok {
-		a.warnf("unknown command %q: see usher help", name)
+		known := append(sortedKeys(commands), "claim revoke")
+		a.warnf("unknown command %q: %s", name,
+			cmp.Or(didYouMean("usher ", name, known), "see usher help"))
 		return 2
 	}
 	return a.status(ctx, name, a.runCommand(ctx, name, c, args))
@@ -138,9 +140,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 		fs.PrintDefaults()
 		return nil
 	case err != nil:
-		// Package flag does not say what it wants.
-		const want = "want a number, a duration (5m), true or false"
-		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
+		return explainFlag(fs, err)
 	case len(args) < c.least || len(args) > c.most:
 		return usageErrorf("wrong number of arguments")
 	}
@@ -171,6 +171,52 @@ func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 		args = left[n:]
 	}
 	return rest, nil
+}
+
+// explainFlag explains an error of package flag, which does not say what it wants.
+func explainFlag(fs *flag.FlagSet, err error) error {
+	unknown, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	if !ok {
+		const want = "want a number, a duration (5m), true or false"
+		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
+	}
+	var known []string
+	fs.VisitAll(func(f *flag.Flag) { known = append(known, f.Name) })
+	return usageErrorf("unknown flag -%s: %s", unknown,
+		cmp.Or(didYouMean("-", unknown, known), "see its help"))
+}
+
+// synonyms maps commands and flags of other programs to those of usher.
+var synonyms = map[string]string{
+	"list":   "modules",
+	"status": "modules",
+	"revoke": "claim revoke",
+	"port":   "addr",
+}
+
+// didYouMean returns a question that names, after prefix, the known name that a mistyped word
+// probably means, or "" if none is similar.
+func didYouMean(prefix, word string, known []string) string {
+	for n := range 3 {
+		for _, name := range known {
+			if name != "" && name == synonyms[word] || isSimilar(word, name, min(n, len(word)/2)) {
+				return "did you mean " + prefix + name + "?"
+			}
+		}
+	}
+	return ""
+}
+
+// isSimilar reports whether at most n bytes must be inserted, deleted or replaced to change a
+// into b. The time grows exponentially with n.
+func isSimilar(a, b string, n int) bool {
+	switch {
+	case n < 0 || a == "" || b == "":
+		return len(a)+len(b) <= n
+	case a[0] == b[0]:
+		return isSimilar(a[1:], b[1:], n)
+	}
+	return isSimilar(a[1:], b, n-1) || isSimilar(a, b[1:], n-1) || isSimilar(a[1:], b[1:], n-1)
 }
 
 // setupVersion returns the command that prints the version, with all that a report of a bug
@@ -330,12 +376,14 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 		if err != nil {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
+		var names []string // of all modules
 		config := registryConfig{
 			CallTimeout: *timeout,
 			// Other modules are not started, because a build may take minutes. The label of a
-			// module, and the name of a tool, contain the module's name, which is "" for a file
+			// module, and the name of a tool, contain the module's name, which is "" for a .mcp.json
 			// that can't be read.
 			Only: func(name string) bool {
+				names = append(names, name)
 				return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
 			},
 			Log: newRecordLog(func(record object) {
@@ -345,7 +393,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 			}),
 		}
 		return a.withModules(ctx, []string{*dir}, config, func(r *Registry) error {
-			tool, err := a.findTool(r, *scope, words)
+			tool, err := a.findTool(r, *scope, words, names)
 			if err != nil {
 				return err
 			}
@@ -355,11 +403,14 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 }
 
 // findTool returns the tool that words name: by its name, or by a module's label and a
-// method. The error lists the tools of the modules that the words may mean, and the
-// reasons why modules are not hosted: the usual reason for a missing tool is a module that
-// can't be built.
-func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) {
+// method. The error names a tool with a similar name. Without one, it lists the tools of the
+// modules that the words may mean, and the reasons why these modules are not hosted: the usual
+// reason for a missing tool is a module that can't be built. If the words mean no module, it names
+// a module with a similar name.
+func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item, error) {
+	var tools []string
 	for _, t := range r.View(scope).Tools {
+		tools = append(tools, t.Name)
 		if slices.Equal(words, []string{t.Name}) || slices.Equal(words, []string{t.Label, t.Method.Name}) {
 			return t, nil
 		}
@@ -377,8 +428,12 @@ func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) 
 		}
 		hints = append(hints, m.File+" "+hint)
 	}
-	return nil, fmt.Errorf("no tool %s here: %s", strings.Join(words, "_"),
-		cmp.Or(strings.Join(hints, "; "), "set -dir, or see usher modules"))
+	name := strings.Join(words, "_")
+	return nil, fmt.Errorf("no tool %s here: %s", name, cmp.Or(
+		didYouMean("", name, tools),
+		strings.Join(hints, "; "),
+		didYouMean("module ", words[0], modules),
+		"set -dir, or see usher modules"))
 }
 
 // nameParts returns a name with an underscore before and after each of its parts. Labels and
@@ -550,11 +605,16 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		path := args[0]
 		name, _, ok := moduleFile(filepath.Base(path))
 		// The starters are embedded, one for each language; .mjs and .mts have that of .js and .ts.
-		ending := strings.Replace(filepath.Ext(path), ".m", ".", 1)
-		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + ending + ".txt")
+		ext := filepath.Ext(path)
+		language := strings.Replace(ext, ".m", ".", 1)
+		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + language + ".txt")
 		if !ok || err != nil || checkModuleName(name) != nil {
-			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, "+
-				"and .usher.go, .py, .js, .mjs, .ts, .mts or .sh", path)
+			hint := "want a module name of A-Z a-z 0-9 _ -, and an ending such as .usher.py"
+			stem := strings.TrimSuffix(path, ext)
+			if err == nil && checkModuleName(filepath.Base(stem)) == nil {
+				hint = "did you mean " + stem + ".usher" + ext + "?"
+			}
+			return usageErrorf("FILE %q: %s", path, hint)
 		}
 		if err := writeData(path, starter, os.O_EXCL, 0o644); err != nil {
 			return fmt.Errorf("writing a new file: %w", err)

@@ -38,6 +38,7 @@ func TestOutputIsGolden(t *testing.T) {
 		dir+"/empty", "DIR", dir)
 	for _, tt := range []struct{ name, args string }{
 		{"help", "help"},
+		{"help", "help help"},
 		{"help-serve", "help serve"},
 		{"help-claim", "help claim"},
 		{"help-modules", "help modules"},
@@ -199,6 +200,7 @@ func TestCommandsAreRefused(t *testing.T) {
 	write(t, corrupt+"/.data/claims.json", `{"version":9}`)
 	writeFake(t, dir+"/a.usher", "good tools=fail,x")
 	write(t, dir+"/none.usher.sh", "f() { echo; }\n")
+	write(t, dir+"/ruby.usher.rb", "")
 	write(t, dir+"/p/m.usher.sh", "# F.\nf() { echo; }\n")
 	write(t, dir+"/q/m.usher.sh", "# F.\nf() { echo; }\n")
 	folders := strings.NewReplacer("DANGLING", dangling, "LOCKED", locked,
@@ -208,7 +210,16 @@ func TestCommandsAreRefused(t *testing.T) {
 		code int
 		says string
 	}{
-		{"nope", 2, `unknown command "nope"`},
+		{"nope", 2, `unknown command "nope": see usher help`},
+		{"srve", 2, "did you mean usher serve?"},
+		{"help claims", 2, "did you mean usher claim?"},
+		{"list", 2, "did you mean usher modules?"},
+		{"revoke ABCDEF", 2, "did you mean usher claim revoke?"},
+		{"claim revok ABCDEF", 2, "revoke CODE…"},
+		{"serve -port 3001", 2, "serve: unknown flag -port: did you mean -addr?"},
+		{"serve --require-claims", 2, "did you mean -require-claim?"},
+		{"claim -lable=x", 2, "did you mean -label?"},
+		{"claim -port 3001", 2, "unknown flag -port: see its help"},
 		{"claim examples", 2, "-scope takes a folder"},
 		{"serve -addr :4000", 2, "use -addr 127.0.0.1:4000"},
 		{"serve -idle 5", 2, "(5m)"},
@@ -222,11 +233,18 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"modules -claim ABCDEF", 1, "no active claim has this code"},
 		{"call", 2, "wrong number of arguments"},
 		{"call a fail -dir DIR", 1, "it did not work"},
+		{"call a fial -dir DIR", 1, "no tool a_fial here: did you mean a_fail?"},
+		{"call nnoe f -dir DIR", 1, "no tool nnoe_f here: did you mean module none?"},
+		{"call a other -dir DIR", 1, "here: a.usher has a_fail, a_x"},
+		{"call ruby f -dir DIR", 1,
+			"here: ruby.usher.rb is not hosted: unsupported file: want .usher, .usher.exe, "},
 		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside the scope"},
 		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
 		{"call file x -dir DIR", 1,
 			`file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},
+		{"new DIR/foo.mjs", 2, "did you mean " + dir + "/foo.usher.mjs?"},
+		{"new foo.usher.rb", 2, "an ending such as .usher.py"},
 		{"new DANGLING", 1, "file exists"},
 	} {
 		t.Run(tt.args, func(t *testing.T) {
@@ -240,6 +258,9 @@ func TestCommandsAreRefused(t *testing.T) {
 			check(t, "stdout", out, "")
 			first, rest, _ := strings.Cut(building.ReplaceAllString(errs, ""), "\n")
 			checkContains(t, "the first line", first, tt.says)
+			if !strings.HasPrefix(tt.args, "call ruby ") {
+				checkOmits(t, "the first line", first, "ruby")
+			}
 			if !strings.HasPrefix(first, "usher: ") || code == 1 && rest != "" {
 				t.Errorf("not one line of usher's: %s", errs)
 			}
@@ -458,7 +479,8 @@ func TestPrintedCurlWorks(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()
 	writeTools(t, dir+"/forms.usher", fakeTool{Name: "handle_all"},
 		fakeTool{Name: "handle_signed", Doc: "@signature github X_SIGNING_SECRET"})
-	d := daemonOptions{base: base, env: guarded}.startReady(t, dir)
+	env := map[string]string{webhookSecretVar: testSecret, "X_SIGNING_SECRET": "k"}
+	d := daemonOptions{base: base, env: env}.startReady(t, dir)
 	_, line, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-base", base, dir),
 		"webhook: curl ")
 	line, rest, _ := strings.Cut(line, "\n")
@@ -508,6 +530,7 @@ func TestCompletionRunsNoModule(t *testing.T) {
 				"usher claim ":                          "list revoke",
 				"usher claim -base BASE revoke ":        c.Code.Dashed(),
 				"usher serve -allow":                    "-allow-host -allow-origin",
+				"usher serve --allow":                   "--allow-host --allow-origin",
 				"usher completion f":                    "fish",
 				"usher call -base BASE -dir DIR ":       "a b c odd",
 				"usher call -dir DIR -base BASE odd ":   "say",

@@ -12,6 +12,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -238,7 +239,8 @@ func (r *Registry) update(s *scan) {
 	check := r.approval()
 	for _, key := range sortedKeys(s.sources) {
 		found := s.sources[key]
-		if r.Only == nil || r.Only(found.Name) {
+		file, _, _ := strings.Cut(filepath.Base(found.Path), ".") // "" for a .mcp.json
+		if r.Only == nil || r.Only(cmp.Or(found.Name, file)) {
 			r.compare(found, check)
 		}
 	}

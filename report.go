@@ -9,10 +9,12 @@ import (
 	"cmp"
 	"crypto/rand"
 	_ "embed"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"html/template"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -41,6 +43,7 @@ type toolReport struct {
 	About   string `json:"about,omitempty"`
 	Params  string `json:"parameters,omitempty"` // their names
 	Webhook string `json:"webhook,omitempty"`    // its URL
+	Fails   string `json:"fails,omitempty"`      // why its deliveries fail
 
 	// For the example command that delivers to the URL: whether webhooks are off, and whether
 	// the sender must sign or needs the secret.
@@ -117,6 +120,9 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 			tool.Signed = t.Method.Signature != ""
 			tool.Secret = daemon.Secret || a.getenv(webhookSecretVar) != ""
 		}
+		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
+			tool.Fails = err.Error()
+		}
 		l.Tools = append(l.Tools, tool)
 		if len(t.Name) > maxToolName {
 			note("%s: some clients refuse this name: with mcp__usher__ it has over 64 characters", t.Name)
@@ -124,9 +130,6 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		if claimants != nil {
 			note("%s: its webhook is not served, as several webhooks have the path %s: %s",
 				tool.Method, hook.HookPath, itemNames(claimants))
-		}
-		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
-			note("%s: in this environment, its deliveries fail: %v", tool.Method, err)
 		}
 	}
 	for _, raw := range m.Lists["resources"] {
@@ -195,6 +198,23 @@ type pageContent struct {
 	Modules    []moduleReport // in the requester's own view; webhooks outside of it are not shown
 	Coded      bool           // clients must present a code
 	URL, Nonce string
+
+	Cursor, VSCode template.URL // of links that install usher in these clients, or ""
+}
+
+// addLinks adds the links that install usher in clients, with the server's URL and, unless it is
+// "", a code. The schemes of the links are foreign to html/template, but all that is variable in
+// them is encoded.
+func (p *pageContent) addLinks(serverURL, code string) {
+	server := map[string]any{"url": serverURL}
+	if code != "" {
+		server["headers"] = map[string]string{claimHeader: code}
+	}
+	config := url.QueryEscape(base64.StdEncoding.EncodeToString(marshal(server)))
+	p.Cursor = template.URL("cursor://anysphere.cursor-deeplink/mcp/install?name=usher&config=" + config)
+	server["name"] = "usher"
+	server["type"] = "http"
+	p.VSCode = template.URL("vscode:mcp/install?" + url.QueryEscape(string(marshal(server))))
 }
 
 // servePage shows a browser the modules in the requester's own view.
@@ -219,6 +239,11 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		p := pageContent{Coded: from.principal.exists()}
 		record := d.record
 		record.URL = d.pageURL(r)
+		// The page contains a code only for a visitor who has presented this code. The id of a
+		// session must not lead to the code.
+		if code, _ := presentedCode(r); code == from.principal.Code {
+			p.addLinks(record.URL, code.Reveal())
+		}
 		report := d.app.report(d.registry, scope, scope, record)
 		p.Modules = slices.DeleteFunc(report, func(m moduleReport) bool {
 			return m.Hidden != "" || len(m.Tools) == 0 && m.State != "ready"
@@ -237,8 +262,8 @@ func (d *daemon) pageURL(r *http.Request) string {
 	return cmp.Or(d.flags.publicURL, scheme+r.Host+"/")
 }
 
-// writePage writes the page. The page contains no claim code and no script; its inline
-// style carries a CSP nonce.
+// writePage writes the page. The page contains no script, and no claim code except in the links
+// that install usher; its inline style carries a CSP nonce.
 func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p pageContent) {
 	p.URL = d.pageURL(r)
 	p.Nonce = rand.Text()

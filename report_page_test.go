@@ -3,9 +3,13 @@
 package main
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"html"
 	"net/http"
+	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -59,8 +63,37 @@ func pageRefusal(says string) pageView {
 		[]string{"handle", "secret", "other", "broken"}}
 }
 
+// pageLink matches a link of the page that installs usher in Cursor or VS Code.
+var pageLink = regexp.MustCompile(`href="(?:cursor:.*[?]name=usher&amp;config=|vscode:mcp/install[?])(.*?)"`)
+
+// checkPageLinks compares what the links of a page install with what they should: the URL, with a
+// code unless that is "". Only the second link contains the code as plain text.
+func checkPageLinks(t *testing.T, page, url, code string) {
+	t.Helper()
+	headers := ""
+	if code != "" {
+		headers = `"headers":{"Mcp-Claim-Code":"` + code + `"},`
+		check(t, "times that the page contains the code", strings.Count(page, code), 1)
+	}
+	check(t, "what the links install", pageLinks(t, page),
+		fmt.Sprintf(`{%s"url":%q} {%[1]s"name":"usher","type":"http","url":%[2]q} `, headers, url))
+}
+
+// pageLinks returns what the links of a page install.
+func pageLinks(t *testing.T, page string) (all string) {
+	for _, link := range pageLink.FindAllStringSubmatch(page, -1) {
+		config, err := url.QueryUnescape(html.UnescapeString(link[1]))
+		must(t, err)
+		if raw, err := base64.StdEncoding.DecodeString(config); err == nil {
+			config = string(raw)
+		}
+		all += config + " "
+	}
+	return all
+}
+
 // The page shows a visitor what the presented code or session shows, and is never kept or
-// framed.
+// framed. It contains no code, except in links for a visitor who has presented it.
 func TestPageShowsTheScope(t *testing.T) {
 	t.Parallel()
 	dir, base := pageModules(t), t.TempDir()
@@ -76,6 +109,7 @@ func TestPageShowsTheScope(t *testing.T) {
 		present func(*http.Request)
 		status  int
 		view    pageView
+		code    string // in the links; "none" if there are no links
 	}
 	look := func(rows []row) {
 		for _, row := range rows {
@@ -85,20 +119,26 @@ func TestPageShowsTheScope(t *testing.T) {
 					wantStatus(t, "page", a, row.status)
 					checkContains(t, "page", a.Body, row.view.shows...)
 					checkOmits(t, "page", a.Body, row.view.omits...)
-					checkOmits(t, "page", a.Body, "<script", "<b>", "<img", dir, code,
-						endedCode)
+					checkOmits(t, "page", a.Body, "<script", "<b>", "<img", dir, endedCode,
+						"ZgotmplZ")
+					if row.code == "none" {
+						check(t, "what the links install", pageLinks(t, a.Body), "")
+						checkOmits(t, "page", a.Body, code)
+					} else {
+						checkPageLinks(t, a.Body, d.URL, row.code)
+					}
 					checkPageHeaders(t, a)
 				})
 			}
 		}
 	}
 	look([]row{
-		{"nothing", presentNothing, 200, pageOfAll},
-		{"a valid code", inQuery(code), 200, pageOfProj},
-		{"a session with a claim", inSession, 200, pageOfProj},
-		{"a revoked code", inQuery(endedCode), 400, pageRefusal(errBadCode.Error())},
-		{"no code", inQuery("%3Cb%3E"), 400, pageRefusal(errBadCode.Error())},
-		{"an unknown session", noSession, 404, pageRefusal("this session is unknown")},
+		{"nothing", presentNothing, 200, pageOfAll, ""},
+		{"a valid code", inQuery(code), 200, pageOfProj, code},
+		{"a session with a claim", inSession, 200, pageOfProj, "none"},
+		{"a revoked code", inQuery(endedCode), 400, pageRefusal(errBadCode.Error()), "none"},
+		{"no code", inQuery("%3Cb%3E"), 400, pageRefusal(errBadCode.Error()), "none"},
+		{"an unknown session", noSession, 404, pageRefusal("this session is unknown"), "none"},
 	})
 	for name, value := range map[string]string{
 		"X-Forwarded-For": "192.0.2.1", "Host": "evil.example", "Origin": "null",
@@ -118,9 +158,9 @@ func TestPageShowsTheScope(t *testing.T) {
 	d.stop(t)
 	d = daemonOptions{base: base}.startReady(t, dir, "-require-claim")
 	look([]row{
-		{"nothing, with -require-claim", presentNothing, 400, pageRefusal(errNoCode.Error())},
-		{"a valid code, with -require-claim", inQuery(code), 200, pageOfProj},
-		{"an earlier session with a claim", inSession, 200, pageOfProj},
+		{"nothing, with -require-claim", presentNothing, 400, pageRefusal(errNoCode.Error()), "none"},
+		{"a valid code, with -require-claim", inQuery(code), 200, pageOfProj, code},
+		{"an earlier session with a claim", inSession, 200, pageOfProj, "none"},
 	})
 	d.hidesCodes(t, code, endedCode)
 }

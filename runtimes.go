@@ -464,14 +464,15 @@ func (s *scan) folder(path string) {
 		case isModule:
 			s.file(at, module, kind)
 		case foreignModule.MatchString(name):
-			s.add(at, at, source{Invalid: errors.New("unsupported file: see usher help serve")})
+			endings := strings.Join(sortedKeys(moduleEndings), ", .usher")
+			s.add(at, at, source{Invalid: errors.New("unsupported file: want .usher" + endings)})
 		}
 	}
 }
 
-// foreignModule matches the name of a module in another language, but not names such as
-// x.usher.go~ and x.usher.go.bak, which editors give to copies.
-var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[a-z]+$`)
+// foreignModule matches the name of a module in another language, or with a slip in "usher", but
+// not names such as x.usher.go~ and x.usher.go.bak, which editors give to copies.
+var foreignModule = regexp.MustCompile(`^[^.]+\.(usher|ushr|uhser|usehr)\.[a-z]+$`)
 
 // unsearched matches a path through a folder that is not searched.
 var unsearched = regexp.MustCompile(`(^|/)(\.[^/]*|node_modules|vendor)/`)

@@ -501,7 +501,7 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 	}
 	report := modulesOf(t, dir, env)
 	for i, p := range problems {
-		_, note, _ := strings.Cut(report, fmt.Sprintf("note: handle%d: ", i))
+		_, note, _ := strings.Cut(report, fmt.Sprintf("/webhook/m/handle%d, ", i))
 		note, _, _ = strings.Cut(note, "\n")
 		checkContains(t, "the note in usher modules", note, p.said, "its deliveries fail")
 	}

@@ -68,11 +68,15 @@ func TestBanner(t *testing.T) {
 				writeFake(t, dir+"/a_name_of_20_letters.usher", "good tools=x")
 				writeFake(t, dir+"/db.usher", "good slowstart=500 "+many)
 				write(t, dir+"/f.usher.go", "package f\n")
+				writeTools(t, dir+"/hooks.usher",
+					fakeTool{Name: "handle_x", Doc: "@signature github X_SIGNING_SECRET"})
 				tt.says = append(tt.says,
 					"  ready    a_name_of_20_letters a_name_of_20_letters_x\n",
 					"  ready    db                   (see usher modules) db_x, db_yyy",
 					"  failed   f                    module \"f\" can't be built: "+
 						"f.usher.go:1: package f: want package main\n",
+					"  ready    hooks                hooks_handle_x\n"+
+						"           handle_x: deliveries fail: @signature: X_SIGNING_SECRET is not set\n",
 					"usher modules -base \"\" \"\"\n\nWebhooks")
 			}
 			terminal, shown := openTerminal(t)

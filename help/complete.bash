@@ -24,7 +24,9 @@ _usher() {
   ((COMP_CWORD > 1 && i > COMP_CWORD)) && return # the word is a flag's value
   case $COMP_CWORD:$word:$command:${#args[@]} in
   1:* | *:help:0) list="help $(usher help | sed -n 's/^  \([a-z]*\)  .*/\1/p')" ;;
-  *:-*) list=$(usher help "$command" | sed -n 's/^  \(-[a-z-]*\).*/\1/p') ;;
+  *:-*) # with as many dashes as the word
+    list=$(usher help "$command" | sed -n 's/^  -\([a-z-]*\).*/'"${word%%[!-]*}"'\1/p')
+    ;;
   *:completion:0) list='bash zsh fish' ;;
   *:claim:0) list='list revoke' ;;
   *:claim:*)

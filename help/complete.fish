@@ -23,7 +23,8 @@ function __usher_words
         end
     end
     if string match -q -- '-*' (commandline -ct)
-        usher help $words[2] | string replace -rf '^  (-[a-z-]+).*' '$1'
+        set -l dashes (commandline -ct | string match -r '^-+')
+        usher help $words[2] | string replace -rf -- '^  -([a-z-]+).*' "$dashes\$1"
         return
     end
     if test -n "$flag" # the word is its value
