@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -237,6 +238,17 @@ func (g *groups) tell(sign string, id group) {
 	}
 }
 
+// processFault returns the fault of a module's process that could not be built or started, or
+// that ended during a call. reason is for clients, such as "can't be built". output is only for
+// the owner, as it may contain paths: the last lines of stderr, or messages of the compiler.
+func processFault(module, reason, output string) *fault {
+	f := httpErrorf(http.StatusBadGateway, "module %q %s", module, reason)
+	if output != "" {
+		f.Err = fmt.Errorf("%s: %s", f.Msg, output)
+	}
+	return f
+}
+
 // environWithoutSecrets returns usher's own environment without the secrets of webhooks.
 func environWithoutSecrets() []string {
 	return slices.DeleteFunc(os.Environ(), func(entry string) bool {
@@ -300,6 +312,9 @@ func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawM
 // introspect returns what the module offers. The shell checks the script's syntax before it
 // runs the script.
 func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
+	quiet := *s
+	quiet.log = slog.New(slog.DiscardHandler)
+	s = &quiet // the error contains what matters
 	slow := fmt.Errorf("it took over %v", startTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, slow)
 	defer cancel()

@@ -15,7 +15,6 @@ import (
 	"io"
 	"log/slog"
 	"math"
-	"net/http"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -47,17 +46,6 @@ var (
 	errNotSent = errors.New("the process takes no more calls") // make the call again
 	errTimeout = errors.New("no answer and no progress")
 )
-
-// processFault returns the fault of a module's process that could not be built or started, or
-// that ended during a call. reason is for clients, such as "can't be built". output is only for
-// the owner, as it may contain paths: the last lines of stderr, or messages of the compiler.
-func processFault(module, reason, output string) *fault {
-	f := httpErrorf(http.StatusBadGateway, "module %q %s", module, reason)
-	if output != "" {
-		f.Err = fmt.Errorf("%s: %s", f.Msg, output)
-	}
-	return f
-}
 
 // call is one request to a module.
 type call struct {
@@ -302,7 +290,8 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 	}
 }
 
-// readStderr logs each line that the process writes to stderr. usher's own runtimes write
+// readStderr logs each line that the process writes to stderr, once the process has started: the
+// error of a process that can't start contains its last lines. usher's own runtimes write
 // a traceback as one line with vertical tabs; readStderr turns the tabs back into new
 // lines, within one record.
 func (w *Worker) readStderr(stderr io.Reader) {
@@ -316,22 +305,26 @@ func (w *Worker) readStderr(stderr io.Reader) {
 			return
 		}
 		text := strings.ReplaceAll(string(line), "\v", "\n")
-		w.log.Info("module output", "line", text)
-		w.remember(text)
+		if w.remember(text) {
+			w.log.Info("module output", "line", text)
+		}
 	}
 }
 
 // namedError matches a line that names an error, after which some languages print a long stack.
 var namedError = regexp.MustCompile(`^([\w.]*(Error|Exception)\b.*|panic): .*[^[{]$`)
 
-// remember keeps a line, which may explain why the process did not start.
-func (w *Worker) remember(line string) {
+// remember keeps a line, which may explain why the process did not start. It reports whether the
+// process has started.
+func (w *Worker) remember(line string) (ready bool) {
 	w.update(func(s *workerState) {
+		ready = s.ready
 		if !w.confirms && namedError.MatchString(line) {
 			s.named = line
 		}
 		s.stderr = append(s.stderr[max(0, len(s.stderr)+1-tailLines):], line)
 	})
+	return ready
 }
 
 // readStdout handles the messages of the process until it closes its stdout. A process
@@ -688,7 +681,14 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	defer cancel()
 	err := w.handshake(ctx, stateful)
 	if err == nil {
-		w.update(func(s *workerState) { s.ready = true })
+		var lines []string
+		w.update(func(s *workerState) {
+			s.ready = true
+			lines = s.stderr
+		})
+		for _, line := range lines {
+			w.log.Info("module output", "line", line)
+		}
 		return nil
 	}
 	w.stop()
