@@ -190,7 +190,7 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	}
 	switch s.Kind {
 	case kindConfig:
-		l = s.Launch
+		l, err = s.Launch.withEnvFile()
 	case kindGo:
 		folder := filepath.Join(r.CacheDir, "go")
 		loaded, err := buildGoModule(p.ctx, r.groups, folder, s.Source, o.loaded.Load())

@@ -122,10 +122,10 @@ type groups struct {
 // newGroups returns groups without a process.
 func newGroups(log *slog.Logger) *groups { return &groups{log: log, left: make(map[*child]bool)} }
 
-// start starts a process with usher's own environment, except for the secrets of webhooks,
-// and cmd.Env. If a name occurs twice, the last entry counts. After Close it starts none.
+// start starts a process with usher's own environment and cmd.Env, except for the secrets of
+// webhooks. If a name occurs twice, the last entry counts. After Close it starts none.
 func (g *groups) start(cmd *exec.Cmd) (*child, error) {
-	cmd.Env = slices.Concat(environWithoutSecrets(), cmd.Env, []string{"PWD=" + cmd.Dir})
+	cmd.Env = withoutSecrets(slices.Concat(os.Environ(), cmd.Env, []string{"PWD=" + cmd.Dir}))
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
@@ -206,7 +206,7 @@ func (g *groups) startGuard() {
 		return
 	}
 	cmd := exec.Command("/bin/sh", "-c", guardScript)
-	cmd.Env = environWithoutSecrets()
+	cmd.Env = withoutSecrets(os.Environ())
 	read, write, err := os.Pipe()
 	if err == nil {
 		cmd.Stdin = read
@@ -237,9 +237,9 @@ func (g *groups) tell(sign string, id group) {
 	}
 }
 
-// environWithoutSecrets returns usher's own environment without the secrets of webhooks.
-func environWithoutSecrets() []string {
-	return slices.DeleteFunc(os.Environ(), func(entry string) bool {
+// withoutSecrets returns an environment without the secrets of webhooks.
+func withoutSecrets(env []string) []string {
+	return slices.DeleteFunc(env, func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
 		return isSecretVariable(name)
 	})
