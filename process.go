@@ -168,6 +168,23 @@ func (g *groups) startPiped(cmd *exec.Cmd) (*child, error) {
 	return c, err
 }
 
+// output runs cmd until it or ctx ends. It returns everything that cmd prints.
+func (g *groups) output(ctx context.Context, cmd *exec.Cmd) (string, error) {
+	var output bytes.Buffer
+	cmd.Stdout = &output
+	cmd.Stderr = &output
+	cmd.WaitDelay = exitTimeout // if a process that left the group keeps the outputs open
+	c, err := g.start(cmd)
+	if err == nil {
+		err = c.wait(ctx, 0)
+		c.end()
+	}
+	if ctx.Err() != nil {
+		return "", err
+	}
+	return output.String(), err
+}
+
 // Close ends all processes that are left, and the guard.
 func (g *groups) Close() {
 	g.mu.Lock()
