@@ -43,7 +43,7 @@ func approve(
 	ctx context.Context, dataDir string, served, roots, paths []string,
 ) (news []source, err error) {
 	var found []source
-	scan := scanFolders(roots)
+	scan := scanFolders(roots, served...)
 	for _, key := range sortedKeys(scan.sources) {
 		s := scan.sources[key]
 		if s.Name != "" && slices.ContainsFunc(paths, s.isBelow) && s.readContent(served) == nil {
@@ -107,6 +107,7 @@ func (r *Registry) checkApproved(s source) (source, error) {
 	}
 	again := newScan()
 	again.root = s.Root
+	again.served = slices.Concat(r.Roots, r.Served)
 	again.file(s.Path, s.Name, s.Kind)
 	found, ok := again.sources[s.key()]
 	if !ok {

@@ -232,11 +232,10 @@ func TestNewPythonIsRefused(t *testing.T) {
 
 // Approval covers the interpreter of a Python module: its path, its target and pyvenv.cfg.
 func TestInterpreterIsHashed(t *testing.T) {
-	t.Parallel()
 	needUnix(t)
 	dir, outside, data := tempDir(t), tempDir(t), t.TempDir()
 	python, config := dir+"/.venv/bin/python", dir+"/.venv/pyvenv.cfg"
-	write(t, dir+"/m.usher.py", "")
+	write(t, dir+"/sub/m.usher.py", "")
 	write(t, dir+"/.bin/own", "1")
 	write(t, outside+"/system", "1")
 	write(t, outside+"/other", "1")
@@ -259,8 +258,11 @@ func TestInterpreterIsHashed(t *testing.T) {
 			write(t, dir+"/.bin/own", "2")
 		}, []string{"m"}},
 		{"a new pyvenv.cfg", func() { write(t, config, "home = /a") }, []string{"m"}},
+		{"a nearer interpreter", func() {
+			write(t, dir+"/sub/.venv/bin/python", "1")
+		}, []string{"m"}},
 		{"no virtual environment", func() {
-			must(t, os.RemoveAll(dir+"/.venv"))
+			must(t, errors.Join(os.RemoveAll(dir+"/.venv"), os.RemoveAll(dir+"/sub/.venv")))
 		}, []string{"m"}},
 	} {
 		approveAll(t, data, dir)

@@ -57,7 +57,7 @@ type registryConfig struct {
 	Watch       bool                   // scan the workspace again and again
 
 	Approved string   // the path of the record of approved modules; "" if all modules may run
-	Served   []string // with Approved, the daemon's DIRs: modules below them need an approval
+	Served   []string // the daemon's DIRs; with Approved, modules below them need an approval
 }
 
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
@@ -96,7 +96,7 @@ func newRegistry(c registryConfig) *Registry {
 		changed:        make(chan struct{}),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	r.update(scanFolders(r.Roots))
+	r.update(scanFolders(r.Roots, r.Served...))
 	r.publish()
 	if r.Watch {
 		r.running.Go(r.watch)
@@ -228,7 +228,7 @@ func (r *Registry) Refresh(since time.Time) {
 		return
 	}
 	r.scanned = time.Now()
-	r.update(scanFolders(r.Roots))
+	r.update(scanFolders(r.Roots, r.Served...))
 }
 
 // update tells the owners of modules what a scan has found, and removes the modules that are gone.

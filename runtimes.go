@@ -99,7 +99,7 @@ func launchFile(s source, cacheDir string) (l launch, err error) {
 	switch s.Kind {
 	case kindPython:
 		shim, err = placeShim("shim.py", cacheDir)
-		l.Path, _ = pythonFor(l.Dir)
+		l.Path = s.Interpreter
 		l.Args = []string{"-B", "-u", shim, s.Source} // -B: it writes nothing beside the module
 	case kindNode:
 		shim, err = placeShim("shim.mjs", cacheDir)
@@ -146,25 +146,30 @@ func partsVersion(paths []string) string {
 	return hashOf(version.String())
 }
 
-// pythonFor returns the Python that runs a module in dir. If it is that of the folder's virtual
-// environment, pythonFor also returns the real paths of this Python and of pyvenv.cfg.
-func pythonFor(dir string) (python string, files []string) {
-	venv := filepath.Join(dir, ".venv")
-	own := filepath.Join(venv, "bin", "python")
+// pythonFor returns the Python that runs a module in dir: that of the nearest virtual environment,
+// from dir up to the outermost of served, or else a name to look up in PATH. Of an environment,
+// pythonFor also returns the real paths of this Python and of pyvenv.cfg.
+func pythonFor(dir string, served []string) (python string, files []string) {
+	inVenv := filepath.Join("bin", "python")
 	common := "python3"
 	if runtime.GOOS == "windows" {
-		own = filepath.Join(venv, "Scripts", "python.exe")
+		inVenv = filepath.Join("Scripts", "python.exe")
 		common = "python"
 	}
-	if _, err := os.Stat(own); err != nil {
-		return common, nil
-	}
-	for _, path := range []string{own, filepath.Join(venv, "pyvenv.cfg")} {
-		if file, err := filepath.EvalSymlinks(path); err == nil {
-			files = append(files, file)
+	for last := ""; last == "" || dir != last && isBelow(dir, served); last, dir = dir, filepath.Dir(dir) {
+		venv := filepath.Join(dir, ".venv")
+		own := filepath.Join(venv, inVenv)
+		if _, err := os.Stat(own); err != nil {
+			continue
 		}
+		for _, path := range []string{own, filepath.Join(venv, "pyvenv.cfg")} {
+			if file, err := filepath.EvalSymlinks(path); err == nil {
+				files = append(files, file)
+			}
+		}
+		return own, files
 	}
-	return own, files
+	return common, nil
 }
 
 // placeShim writes the program that runs a language's files to a file that an interpreter
@@ -398,9 +403,10 @@ type source struct {
 	Notes   []string
 	Invalid error // why it can't be hosted, or is not approved
 
-	Python  []string // files of the virtual environment that runs it: see pythonFor
-	Version string   // changes with the file or entry, and with the files of Python
-	Content string   // what an approval covers (see readContent); "" if it is not known
+	Interpreter string // of a Python module; Python has files of its environment: see pythonFor
+	Python      []string
+	Version     string // changes with the file or entry, and with Interpreter and Python
+	Content     string // what an approval covers (see readContent); "" if it is not known
 }
 
 // key identifies a module over time.
@@ -451,6 +457,7 @@ type scan struct {
 	files      map[string]string // the versions of the files, by their paths with symlinks resolved
 	unreadable []string          // paths of files and folders
 	root       string            // the hosted DIR that is being searched
+	served     []string          // the hosted DIRs, up to which folders can have a virtual environment
 }
 
 // newScan returns a scan that has found nothing.
@@ -458,9 +465,11 @@ func newScan() *scan {
 	return &scan{sources: make(map[string]source), files: make(map[string]string)}
 }
 
-// scanFolders searches folders, and the folders below them, for modules.
-func scanFolders(roots []string) *scan {
+// scanFolders searches folders, and the folders below them, for modules. served contains hosted
+// DIRs that may be above roots.
+func scanFolders(roots []string, served ...string) *scan {
 	s := newScan()
+	s.served = slices.Concat(roots, served)
 	for _, root := range roots {
 		s.root = root
 		if path, err := filepath.EvalSymlinks(root); err == nil && path != root {
@@ -547,9 +556,9 @@ func (s *scan) file(path, name string, kind Kind) {
 			Invalid: cmp.Or(checkModuleName(name), checkFile(info, kind)),
 		}
 		if kind == kindPython {
-			_, found.Python = pythonFor(filepath.Dir(target))
+			found.Interpreter, found.Python = pythonFor(filepath.Dir(target), s.served)
 		}
-		found.Version += partsVersion(found.Python)
+		found.Version += found.Interpreter + partsVersion(found.Python)
 		s.add(path, target, found)
 	}
 }

@@ -185,12 +185,12 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 	long(t)
 	pythonTestVersion(t)
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "helper.py"), "def go():\n    import no_such_thing\n\ngo()\n")
+	write(t, filepath.Join(dir, "helper.py"), "def go():\n    no_such_thing\n\ngo()\n")
 	write(t, filepath.Join(dir, "broken.py"), "x = (\n")
 	files := map[string]struct{ text, want string }{
 		"syntax": {"\ndef f(:\n", "syntax.usher.py:2: SyntaxError: "},
 		"inner": {"import helper\n",
-			"helper.py:2: ModuleNotFoundError: No module named 'no_such_thing'"},
+			"helper.py:2: NameError: name 'no_such_thing' is not defined"},
 		"neighbor": {"import broken\n", "broken.py:"}, // the line is the version's choice
 		"leaves": {"import sys\nsys.exit('no configuration')\n",
 			"leaves.usher.py:2: SystemExit: no configuration"},
@@ -228,28 +228,24 @@ func TestPythonModuleFindsItsNeighbors(t *testing.T) {
 	check(t, "files", folderNames(t, dir), []string{"m.usher.py", "neighbor.py"})
 }
 
-// A folder's own virtual environment runs its modules.
+// The nearest virtual environment runs a module, from its folder up to the outermost served one.
+// The error of an import names the interpreter.
 func TestPythonVirtualEnvironment(t *testing.T) {
 	long(t)
 	minor := pythonTestVersion(t)
-	dir := t.TempDir()
-	venv := filepath.Join(dir, ".venv")
-	if out, err := exec.Command(testPython, "-m", "venv", "--without-pip",
-		venv).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	dir, base := t.TempDir(), t.TempDir()
+	python, err := exec.LookPath(testPython)
+	must(t, err)
+	must(t, exec.Command(python, "-m", "venv", "--without-pip", dir+"/.venv").Run())
+	write(t, fmt.Sprintf("%s/.venv/lib/python3.%d/site-packages/only_here.py", dir, minor),
+		"def answer(): return undefined\n")
+	write(t, dir+"/a/m.usher.py", "import only_here\nX = 42\ndef f(): return X\n")
+	call := func(code int, says, served string) {
+		wantUsher(t, code, says, "call", "-base", base, "-dir", served, "m", "f")
 	}
-	library := filepath.Join(venv, "lib", fmt.Sprintf("python3.%d", minor),
-		"site-packages", "only_here.py")
-	write(t, library, "def answer(): return undefined\n")
-	file := filepath.Join(dir, "m.usher.py")
-	write(t, file, "import only_here\nX = 42\ndef f(): return X\n")
-	p := startShim(t, kindPython, file)
-	check(t, "result", p.call("f", `{}`), shownText("42"))
-	p.end()
+	call(0, "42", dir)
+	call(1, "run by "+python+": m.usher.py:1: ModuleNotFoundError: No module named 'only_here'", dir+"/a")
 	// A failure shows the user's own line, not the library's.
-	write(t, file, "import only_here\nonly_here.answer()\n")
-	out, err := shimCommand(t, kindPython, file).CombinedOutput()
-	check(t, "it fails", err != nil, true)
-	check(t, "output", string(out),
-		"m.usher.py:2: NameError: name 'undefined' is not defined\n")
+	write(t, dir+"/a/m.usher.py", "import only_here\nonly_here.answer()\n")
+	call(1, ": m.usher.py:2: NameError: name 'undefined' is not defined", dir)
 }
