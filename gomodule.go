@@ -224,16 +224,16 @@ func buildGoModule(
 	if err == nil {
 		loaded.Binary = binary
 		err = os.Chmod(binary, 0o700)
-		removeUnused(folder)
+		removeUnused(folder, keepBuilds)
 	}
 	return loaded, err
 }
 
-// removeUnused removes everything in folder that is older than keepBuilds.
-func removeUnused(folder string) {
+// removeUnused removes everything in folder that is older than age.
+func removeUnused(folder string, age time.Duration) {
 	old, _ := os.ReadDir(folder)
 	for _, entry := range old {
-		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > keepBuilds {
+		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > age {
 			os.RemoveAll(filepath.Join(folder, entry.Name()))
 		}
 	}

@@ -399,9 +399,6 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 	case o.registry.CachedOnly:
 		o.fail(errors.New("not in the cache: omit -cached"))
 	default:
-		if found.Kind == kindGo {
-			o.log.Info("building")
-		}
 		o.work(o.introspect)
 	}
 }
