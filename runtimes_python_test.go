@@ -305,8 +305,12 @@ func TestPythonDependencies(t *testing.T) {
 
 	// A daemon's start removes an old one. An interpreter without pip can't make another.
 	d.stop(t)
+	folder := cache + "/" + folderNames(t, cache)[0]
+	info, err := os.Stat(folder)
+	must(t, err)
+	check(t, "its mode", info.Mode().Perm(), 0o700)
 	old := time.Now().Add(-keepVenvs)
-	must(t, os.Chtimes(cache+"/"+folderNames(t, cache)[0], old, old))
+	must(t, os.Chtimes(folder, old, old))
 	bare := t.TempDir()
 	must(t, exec.Command(testPython, "-m", "venv", "--without-pip", bare).Run())
 	write(t, fmt.Sprintf("%s/lib/python3.%d/site-packages/sitecustomize.py", bare, minor),

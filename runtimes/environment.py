@@ -55,6 +55,7 @@ def make(environment, block):
         run(f"{environment}/{PYTHON}", "pip", "install", *options, *dependencies)
 
 
+os.umask(0o077)
 path, folder = sys.argv[1:]
 text = pathlib.Path(path).read_text(encoding="utf-8")
 blocks = re.findall(r"(?m)^# /// script\n((?:#(?: .*)?\n)+)# ///$", text)
