@@ -12,8 +12,6 @@ needs Python 3.9 or newer.
 import glob
 import hashlib
 import os
-import pathlib
-import platform
 import re
 import subprocess
 import sys
@@ -46,23 +44,23 @@ def make(environment, block):
         from pip._vendor import tomli as tomllib
     metadata = tomllib.loads(re.sub("(?m)^# ?", "", block))
     wanted = metadata.get("requires-python", "")
-    version = platform.python_version()
+    version = sys.version.split()[0].rstrip("+")
     if not SpecifierSet(wanted).contains(version, prereleases=True):
         sys.exit(f"requires-python is {wanted}, but this is Python {version}")
     dependencies = metadata.get("dependencies")
     if dependencies:
-        options = ["-qq", "--disable-pip-version-check", "--"]
-        run(f"{environment}/{PYTHON}", "pip", "install", *options, *dependencies)
+        pip = ["pip", "install", "-qq", "--disable-pip-version-check", "--"]
+        run(f"{environment}/{PYTHON}", *pip, *dependencies)
 
 
 os.umask(0o077)
 path, folder = sys.argv[1:]
-text = pathlib.Path(path).read_text(encoding="utf-8")
-blocks = re.findall(r"(?m)^# /// script\n((?:#(?: .*)?\n)+)# ///$", text)
+with open(path, encoding="utf-8") as file:
+    blocks = re.findall(r"(?m)^# /// script\n((?:#(?: .*)?\n)+)# ///$", file.read())
 if len(blocks) > 1:
     sys.exit("it has several blocks # /// script")
 key = hashlib.sha256(f"{sys.executable} {sys.version} {blocks}".encode()).hexdigest()
-environment = f"{folder}/{key[:32]}"
+environment = f"{folder}/{key}"
 if not os.path.exists(environment):
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temp:
