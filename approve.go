@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -43,7 +45,7 @@ func approve(
 	ctx context.Context, dataDir string, served, roots, paths []string,
 ) (news []source, err error) {
 	var found []source
-	scan := scanFolders(roots)
+	scan := scanFolders(roots, served...)
 	for _, key := range sortedKeys(scan.sources) {
 		s := scan.sources[key]
 		if s.Name != "" && slices.ContainsFunc(paths, s.isBelow) && s.readContent(served) == nil {
@@ -107,6 +109,7 @@ func (r *Registry) checkApproved(s source) (source, error) {
 	}
 	again := newScan()
 	again.root = s.Root
+	again.served = slices.Concat(r.Roots, r.Served)
 	again.file(s.Path, s.Name, s.Kind)
 	found, ok := again.sources[s.key()]
 	if !ok {
@@ -182,7 +185,8 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 }
 
 // launch returns how to start a process of a version, if the content that its source has now
-// is approved or needs no approval. It builds a Go module first, unless its parts are unchanged.
+// is approved or needs no approval. It builds a Go module first, unless its parts are unchanged, and
+// installs the dependencies that a Python file lists, unless they are installed.
 func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	r := o.registry
 	s, err := r.checkApproved(p.source)
@@ -191,14 +195,11 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	}
 	switch s.Kind {
 	case kindConfig:
-		l = s.Launch
+		l, err = s.Launch.withEnvFile()
 	case kindGo:
 		folder := filepath.Join(r.CacheDir, "go")
 		loaded, err := buildGoModule(p.ctx, r.groups, folder, s.Source, o.loaded.Load())
 		o.loaded.Store(loaded)
-		if err == nil {
-			_, err = r.checkApproved(s) // the file may have changed during the build
-		}
 		if err != nil {
 			return launch{}, err
 		}
@@ -206,8 +207,50 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	default:
 		l, err = launchFile(s, r.CacheDir)
 	}
-	if err != nil {
-		return launch{}, err
+	if err == nil {
+		l, err = l.resolve()
 	}
-	return l.resolve()
+	if err != nil || !s.needsBuild() {
+		return l, err
+	}
+	if s.Kind == kindPython {
+		l.Path, err = r.installPackages(p.ctx, l, s)
+	}
+	if err == nil {
+		_, err = r.checkApproved(s) // the file may have changed during the build
+	}
+	return l, err
+}
+
+const (
+	installTimeout = 5 * time.Minute     // for the dependencies of one Python module
+	keepVenvs      = 30 * 24 * time.Hour // how long an unused one is kept, at least until the next start
+	venvFolder     = "python"            // their folder in CacheDir
+)
+
+// installPackages makes the virtual environment for the dependencies that a Python file lists,
+// unless there is one, with the Python of l. It returns the environment's Python. The error is a
+// *fault if the file is at fault or the installation takes too long, or ctx's cause if ctx ended it.
+func (r *Registry) installPackages(ctx context.Context, l launch, s source) (python string, err error) {
+	const reason = "can't be installed"
+	slow := processFault(s.Name, reason, fmt.Sprintf("it took over %v", installTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, installTimeout, slow)
+	defer cancel()
+	script, err := placeShim("environment.py", r.CacheDir)
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command(l.Path, "-B", "-I", script, s.Source, filepath.Join(r.CacheDir, venvFolder))
+	cmd.Dir = l.Dir
+	output, err := r.groups.output(ctx, cmd)
+	lines := strings.Split(strings.TrimSpace(output), "\n")
+	_, failed := errors.AsType[*exec.ExitError](err)
+	switch {
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	case failed:
+		last := strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
+		return "", processFault(s.Name, reason, filepath.Base(s.Source)+": "+last)
+	}
+	return lines[len(lines)-1], err
 }

@@ -230,13 +230,14 @@ func TestNewPythonIsRefused(t *testing.T) {
 	must(t, err)
 }
 
-// Approval covers the interpreter of a Python module: its path, its target and pyvenv.cfg.
+// Approval covers the interpreter of a Python module: its path, its target and pyvenv.cfg. That of
+// a file that lists its dependencies is the one that makes their environment.
 func TestInterpreterIsHashed(t *testing.T) {
-	t.Parallel()
 	needUnix(t)
 	dir, outside, data := tempDir(t), tempDir(t), t.TempDir()
+	t.Setenv("PATH", dir+"/.bin:"+os.Getenv("PATH"))
 	python, config := dir+"/.venv/bin/python", dir+"/.venv/pyvenv.cfg"
-	write(t, dir+"/m.usher.py", "")
+	write(t, dir+"/sub/m.usher.py", "# /// script\n# dependencies = []\n# ///\n")
 	write(t, dir+"/.bin/own", "1")
 	write(t, outside+"/system", "1")
 	write(t, outside+"/other", "1")
@@ -259,9 +260,17 @@ func TestInterpreterIsHashed(t *testing.T) {
 			write(t, dir+"/.bin/own", "2")
 		}, []string{"m"}},
 		{"a new pyvenv.cfg", func() { write(t, config, "home = /a") }, []string{"m"}},
-		{"no virtual environment", func() {
-			must(t, os.RemoveAll(dir+"/.venv"))
+		{"a nearer interpreter", func() {
+			write(t, dir+"/sub/.venv/bin/python", "1")
 		}, []string{"m"}},
+		{"no virtual environment", func() {
+			must(t, errors.Join(os.RemoveAll(dir+"/.venv"), os.RemoveAll(dir+"/sub/.venv")))
+		}, []string{"m"}},
+		{"the interpreter that makes one", func() {
+			must(t, os.Chmod(dir+"/.bin/own", 0o755))
+			must(t, os.Symlink("own", dir+"/.bin/python3"))
+		}, []string{"m"}},
+		{"the content of that", func() { write(t, dir+"/.bin/own", "3") }, []string{"m"}},
 	} {
 		approveAll(t, data, dir)
 		step.change()

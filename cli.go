@@ -269,8 +269,8 @@ func (a *app) withModules(
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if daemon.RequireApproval {
 		c.Approved = filepath.Join(a.data, approvedName)
-		c.Served = daemon.Roots
 	}
+	c.Served = daemon.Roots
 	return a.withRegistry(dirs, c, func(r *Registry) error {
 		if !r.WaitAll(ctx, time.Second, scopeAll()) && ctx.Err() == nil {
 			a.warnf("waiting for modules…")

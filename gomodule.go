@@ -224,16 +224,16 @@ func buildGoModule(
 	if err == nil {
 		loaded.Binary = binary
 		err = os.Chmod(binary, 0o700)
-		removeUnused(folder)
+		removeUnused(folder, keepBuilds)
 	}
 	return loaded, err
 }
 
-// removeUnused removes everything in folder that is older than keepBuilds.
-func removeUnused(folder string) {
+// removeUnused removes everything in folder that is older than age.
+func removeUnused(folder string, age time.Duration) {
 	old, _ := os.ReadDir(folder)
 	for _, entry := range old {
-		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > keepBuilds {
+		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > age {
 			os.RemoveAll(filepath.Join(folder, entry.Name()))
 		}
 	}
@@ -306,19 +306,7 @@ func runGo(ctx context.Context, g *groups, dir string, args []string) (string, e
 	cmd.Dir = dir
 	// The binary runs on this machine, even if the environment cross-compiles.
 	cmd.Env = []string{"GOOS=" + runtime.GOOS, "GOARCH=" + runtime.GOARCH}
-	var output bytes.Buffer
-	cmd.Stdout = &output
-	cmd.Stderr = &output
-	cmd.WaitDelay = exitTimeout // if a process that left the group keeps the outputs open
-	c, err := g.start(cmd)
-	if err == nil {
-		err = c.wait(ctx, 0)
-		c.end()
-	}
-	if ctx.Err() != nil {
-		return "", err
-	}
-	return output.String(), err
+	return g.output(ctx, cmd)
 }
 
 // goErrorLines returns the messages of the go command, one per line.

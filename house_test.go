@@ -57,7 +57,7 @@ const (
 	maxColumns        = 110
 	maxUsualColumns   = 88 // for 95 % of the lines
 	maxRuntimeColumns = 100
-	maxTestText       = 502_000 // characters
+	maxTestText       = 504_000 // characters
 )
 
 // scopeFiles decide who sees what. No other file can widen a scope.
@@ -331,7 +331,7 @@ func TestSizes(t *testing.T) {
 	for _, name := range testFiles {
 		tests.add(measure(t, name, maxColumns))
 	}
-	for _, name := range []string{"gomain.go.txt", "shim.mjs", "shim.py"} {
+	for _, name := range []string{"environment.py", "gomain.go.txt", "shim.mjs", "shim.py"} {
 		columns := maxRuntimeColumns
 		if name == "gomain.go.txt" {
 			columns = maxColumns

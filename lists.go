@@ -57,8 +57,9 @@ func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	r := o.registry
 	defer catch(o.log, &err)
 	slot := &slot[Kind]{counter: &r.introspecting, key: p.Kind}
-	if p.Kind == kindGo {
+	if p.needsBuild() {
 		slot.counter = &r.building
+		o.log.Info("building")
 	}
 	defer slot.release()
 	if err := waitFor(p.ctx, slot.grant()); err != nil {

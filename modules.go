@@ -58,7 +58,7 @@ type registryConfig struct {
 	Watch       bool                   // scan the workspace again and again
 
 	Approved string   // the path of the record of approved modules; "" if all modules may run
-	Served   []string // with Approved, the daemon's DIRs: modules below them need an approval
+	Served   []string // the daemon's DIRs; with Approved, modules below them need an approval
 }
 
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
@@ -97,7 +97,7 @@ func newRegistry(c registryConfig) *Registry {
 		changed:        make(chan struct{}),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	r.update(scanFolders(r.Roots))
+	r.update(scanFolders(r.Roots, r.Served...))
 	r.publish()
 	if r.Watch {
 		r.running.Go(r.watch)
@@ -229,7 +229,7 @@ func (r *Registry) Refresh(since time.Time) {
 		return
 	}
 	r.scanned = time.Now()
-	r.update(scanFolders(r.Roots))
+	r.update(scanFolders(r.Roots, r.Served...))
 }
 
 // update tells the owners of modules what a scan has found, and removes the modules that are gone.
@@ -401,9 +401,6 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 	case o.registry.CachedOnly:
 		o.fail(errors.New("not in the cache: omit -cached"))
 	default:
-		if found.Kind == kindGo {
-			o.log.Info("building")
-		}
 		o.work(o.introspect)
 	}
 }

@@ -123,10 +123,10 @@ type groups struct {
 // newGroups returns groups without a process.
 func newGroups(log *slog.Logger) *groups { return &groups{log: log, left: make(map[*child]bool)} }
 
-// start starts a process with usher's own environment, except for the secrets of webhooks,
-// and cmd.Env. If a name occurs twice, the last entry counts. After Close it starts none.
+// start starts a process with usher's own environment and cmd.Env, except for the secrets of
+// webhooks. If a name occurs twice, the last entry counts. After Close it starts none.
 func (g *groups) start(cmd *exec.Cmd) (*child, error) {
-	cmd.Env = slices.Concat(environWithoutSecrets(), cmd.Env, []string{"PWD=" + cmd.Dir})
+	cmd.Env = withoutSecrets(slices.Concat(os.Environ(), cmd.Env, []string{"PWD=" + cmd.Dir}))
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
@@ -169,6 +169,23 @@ func (g *groups) startPiped(cmd *exec.Cmd) (*child, error) {
 	return c, err
 }
 
+// output runs cmd until it or ctx ends. It returns everything that cmd prints.
+func (g *groups) output(ctx context.Context, cmd *exec.Cmd) (string, error) {
+	var output bytes.Buffer
+	cmd.Stdout = &output
+	cmd.Stderr = &output
+	cmd.WaitDelay = exitTimeout // if a process that left the group keeps the outputs open
+	c, err := g.start(cmd)
+	if err == nil {
+		err = c.wait(ctx, 0)
+		c.end()
+	}
+	if ctx.Err() != nil {
+		return "", err
+	}
+	return output.String(), err
+}
+
 // Close ends all processes that are left, and the guard.
 func (g *groups) Close() {
 	g.mu.Lock()
@@ -207,7 +224,7 @@ func (g *groups) startGuard() {
 		return
 	}
 	cmd := exec.Command("/bin/sh", "-c", guardScript)
-	cmd.Env = environWithoutSecrets()
+	cmd.Env = withoutSecrets(os.Environ())
 	read, write, err := os.Pipe()
 	if err == nil {
 		cmd.Stdin = read
@@ -249,9 +266,9 @@ func processFault(module, reason, output string) *fault {
 	return f
 }
 
-// environWithoutSecrets returns usher's own environment without the secrets of webhooks.
-func environWithoutSecrets() []string {
-	return slices.DeleteFunc(os.Environ(), func(entry string) bool {
+// withoutSecrets returns an environment without the secrets of webhooks.
+func withoutSecrets(env []string) []string {
+	return slices.DeleteFunc(env, func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
 		return isSecretVariable(name)
 	})

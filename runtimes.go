@@ -86,7 +86,8 @@ type launch struct {
 	Dir  string   // working directory
 	Env  []string // NAME=value, added to the daemon's
 
-	Shared bool // one process serves all callers
+	EnvFile string // of lines NAME=value, read at each start, which Env overrides; "" for none
+	Shared  bool   // one process serves all callers
 }
 
 // launchFile returns how to start the module in a file of any kind but Go, shell and .mcp.json. It
@@ -98,7 +99,7 @@ func launchFile(s source, cacheDir string) (l launch, err error) {
 	switch s.Kind {
 	case kindPython:
 		shim, err = placeShim("shim.py", cacheDir)
-		l.Path, _ = pythonFor(l.Dir)
+		l.Path = s.Interpreter
 		l.Args = []string{"-B", "-u", shim, s.Source} // -B: it writes nothing beside the module
 	case kindNode:
 		shim, err = placeShim("shim.mjs", cacheDir)
@@ -145,25 +146,43 @@ func partsVersion(paths []string) string {
 	return hashOf(version.String())
 }
 
-// pythonFor returns the Python that runs a module in dir. If it is that of the folder's virtual
-// environment, pythonFor also returns the real paths of this Python and of pyvenv.cfg.
-func pythonFor(dir string) (python string, files []string) {
-	venv := filepath.Join(dir, ".venv")
-	own := filepath.Join(venv, "bin", "python")
+// pythonFor returns the Python that runs a module in dir: that of the nearest virtual environment,
+// from dir up to the outermost of served, or else a name to look up in PATH. Of an environment,
+// pythonFor also returns the real paths of this Python and of pyvenv.cfg.
+func pythonFor(dir string, served []string) (python string, files []string) {
+	inVenv := filepath.Join("bin", "python")
 	common := "python3"
 	if runtime.GOOS == "windows" {
-		own = filepath.Join(venv, "Scripts", "python.exe")
+		inVenv = filepath.Join("Scripts", "python.exe")
 		common = "python"
 	}
-	if _, err := os.Stat(own); err != nil {
-		return common, nil
-	}
-	for _, path := range []string{own, filepath.Join(venv, "pyvenv.cfg")} {
-		if file, err := filepath.EvalSymlinks(path); err == nil {
-			files = append(files, file)
+	for last := ""; last == "" || dir != last && isBelow(dir, served); last, dir = dir, filepath.Dir(dir) {
+		venv := filepath.Join(dir, ".venv")
+		own := filepath.Join(venv, inVenv)
+		if _, err := os.Stat(own); err != nil {
+			continue
 		}
+		for _, path := range []string{own, filepath.Join(venv, "pyvenv.cfg")} {
+			if file, err := filepath.EvalSymlinks(path); err == nil {
+				files = append(files, file)
+			}
+		}
+		return own, files
 	}
-	return own, files
+	return common, nil
+}
+
+// scriptBlock matches the block that lists the dependencies of a Python file (PEP 723).
+var scriptBlock = regexp.MustCompile(`(?m)^# /// script\r?\n(#( .*)?\r?\n)+# ///\r?$`)
+
+// needsBuild reports whether a module's first start takes as long as a build: it is a Go module, or
+// a Python file that lists its dependencies and has no virtual environment.
+func (s source) needsBuild() bool {
+	if s.Kind != kindPython || len(s.Python) > 0 {
+		return s.Kind == kindGo
+	}
+	text, _, _ := readSource(s.Source, s.Kind)
+	return scriptBlock.Match(text)
 }
 
 // placeShim writes the program that runs a language's files to a file that an interpreter
@@ -258,6 +277,7 @@ func (s *source) readEntry(entry object, dir string) error {
 		"args":     &l.Args,
 		"env":      &env,
 		"cwd":      &l.Dir,
+		"envFile":  &l.EnvFile,
 		"shared":   &l.Shared,
 		"disabled": new(bool),
 		"enabled":  new(bool),
@@ -287,6 +307,9 @@ func (s *source) readEntry(entry object, dir string) error {
 	if strings.HasPrefix(l.Path, "~") {
 		return fmt.Errorf("command %q: ~ is not expanded: write ${HOME}", l.Path)
 	}
+	if l.EnvFile != "" && !filepath.IsAbs(l.EnvFile) {
+		l.EnvFile = filepath.Join(dir, l.EnvFile)
+	}
 	if l.Path == "" {
 		return errors.New(`no "command": for a server at a "url", ` +
 			`use "command": "npx", "args": ["-y", "mcp-remote", URL]`)
@@ -312,6 +335,31 @@ func (l launch) resolve() (launch, error) {
 		return l, fmt.Errorf(`command %q: "command" is only the program: the rest belongs in "args"`, name)
 	}
 	return l, fmt.Errorf("command %q: %s%s", name, errText(err), installHints[strings.TrimSuffix(name, "3")])
+}
+
+// withEnvFile returns l with the variables in its EnvFile. As clients may see the errors, they
+// contain neither a path nor a line of the file.
+func (l launch) withEnvFile() (launch, error) {
+	if l.EnvFile == "" {
+		return l, nil
+	}
+	text, err := readRegular(l.EnvFile)
+	if err != nil {
+		return l, fmt.Errorf("envFile %q: %s", filepath.Base(l.EnvFile), errText(err))
+	}
+	var env []string
+	for i, line := range strings.Split(string(text), "\n") {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		if strings.Index(line, "=") < 1 {
+			return l, fmt.Errorf("envFile %q, line %d: want NAME=value", filepath.Base(l.EnvFile), i+1)
+		}
+		env = append(env, line)
+	}
+	l.Env = append(env, l.Env...)
+	return l, nil
 }
 
 // startError explains a system error from starting a program that exists.
@@ -371,9 +419,10 @@ type source struct {
 	Notes   []string
 	Invalid error // why it can't be hosted, or is not approved
 
-	Python  []string // files of the virtual environment that runs it: see pythonFor
-	Version string   // changes with the file or entry, and with the files of Python
-	Content string   // what an approval covers (see readContent); "" if it is not known
+	Interpreter string // of a Python module; Python has files of its environment: see pythonFor
+	Python      []string
+	Version     string // changes with the file or entry, and with Interpreter and Python
+	Content     string // what an approval covers (see readContent); "" if it is not known
 }
 
 // key identifies a module over time.
@@ -396,14 +445,21 @@ func (s source) isBelow(folder string) bool {
 
 // readContent sets Content, unless it is set, to the SHA-256 of the file. For a module that
 // runs in a virtual environment, it adds the paths and the SHA-256 of the environment's Python
-// and of pyvenv.cfg. It leaves out the SHA-256 of a Python that is not below served, the hosted
-// DIRs, because updates of the system change it.
+// and of pyvenv.cfg; if usher is to make the environment, it adds those of the Python that does so.
+// It leaves out the SHA-256 of a Python that is not below served, the hosted DIRs, because updates
+// of the system change it.
 func (s *source) readContent(served []string) error {
 	if s.Content != "" {
 		return nil
 	}
+	files := s.Python
+	if s.Kind == kindPython && s.needsBuild() {
+		python, _ := exec.LookPath(s.Interpreter) // resolve returns the error
+		python, _ = filepath.EvalSymlinks(python)
+		files = []string{python}
+	}
 	_, content, err := readSource(s.Source, s.Kind)
-	for i, file := range s.Python {
+	for i, file := range files {
 		hash := ""
 		if err == nil && (i > 0 || isBelow(file, served)) {
 			_, hash, err = readSource(file, kindExecutable)
@@ -424,6 +480,7 @@ type scan struct {
 	files      map[string]string // the versions of the files, by their paths with symlinks resolved
 	unreadable []string          // paths of files and folders
 	root       string            // the hosted DIR that is being searched
+	served     []string          // the hosted DIRs, up to which folders can have a virtual environment
 }
 
 // newScan returns a scan that has found nothing.
@@ -431,9 +488,11 @@ func newScan() *scan {
 	return &scan{sources: make(map[string]source), files: make(map[string]string)}
 }
 
-// scanFolders searches folders, and the folders below them, for modules.
-func scanFolders(roots []string) *scan {
+// scanFolders searches folders, and the folders below them, for modules. served contains hosted
+// DIRs that may be above roots.
+func scanFolders(roots []string, served ...string) *scan {
 	s := newScan()
+	s.served = slices.Concat(roots, served)
 	for _, root := range roots {
 		s.root = root
 		if path, err := filepath.EvalSymlinks(root); err == nil && path != root {
@@ -521,9 +580,9 @@ func (s *scan) file(path, name string, kind Kind) {
 			Invalid: cmp.Or(checkModuleName(name), checkFile(info, kind)),
 		}
 		if kind == kindPython {
-			_, found.Python = pythonFor(filepath.Dir(target))
+			found.Interpreter, found.Python = pythonFor(filepath.Dir(target), s.served)
 		}
-		found.Version += partsVersion(found.Python)
+		found.Version += found.Interpreter + partsVersion(found.Python)
 		s.add(path, target, found)
 	}
 }

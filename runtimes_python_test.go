@@ -1,16 +1,21 @@
-// Tests of runtimes/shim.py: modules in Python, both over their pipes and hosted by usher.
+// Tests of runtimes/shim.py and runtimes/environment.py: modules in Python, both over their pipes
+// and hosted by usher.
 
 package main
 
 import (
+	"archive/zip"
+	"bytes"
 	"fmt"
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 const pythonCalls = "testdata/python/calls.usher.py"
@@ -21,7 +26,7 @@ func TestPythonSyntax(t *testing.T) {
 	pythonTestVersion(t)
 	const code = "import ast, sys\n" +
 		"for f in sys.argv[1:]: ast.parse(open(f, encoding='utf-8').read(), f, feature_version=(3, 9))"
-	files := []string{"runtimes/shim.py", "runtimes/new.usher.py.txt",
+	files := []string{"runtimes/shim.py", "runtimes/environment.py", "runtimes/new.usher.py.txt",
 		"examples/shop/tables.usher.py",
 		"examples/dates/dates.py"}
 	out, err := exec.Command(testPython,
@@ -190,12 +195,12 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 	long(t)
 	pythonTestVersion(t)
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "helper.py"), "def go():\n    import no_such_thing\n\ngo()\n")
+	write(t, filepath.Join(dir, "helper.py"), "def go():\n    no_such_thing\n\ngo()\n")
 	write(t, filepath.Join(dir, "broken.py"), "x = (\n")
 	files := map[string]struct{ text, want string }{
 		"syntax": {"\ndef f(:\n", "syntax.usher.py:2: SyntaxError: "},
 		"inner": {"import helper\n",
-			"helper.py:2: ModuleNotFoundError: No module named 'no_such_thing'"},
+			"helper.py:2: NameError: name 'no_such_thing' is not defined"},
 		"neighbor": {"import broken\n", "broken.py:"}, // the line is the version's choice
 		"leaves": {"import sys\nsys.exit('no configuration')\n",
 			"leaves.usher.py:2: SystemExit: no configuration"},
@@ -236,28 +241,90 @@ func TestPythonModuleFindsItsNeighbors(t *testing.T) {
 	check(t, "files", folderNames(t, dir), []string{"m.usher.py", "neighbor.py"})
 }
 
-// A folder's own virtual environment runs its modules.
+// The nearest virtual environment runs a module, from its folder up to the outermost served one.
+// The error of an import names the interpreter.
 func TestPythonVirtualEnvironment(t *testing.T) {
 	long(t)
 	minor := pythonTestVersion(t)
-	dir := t.TempDir()
-	venv := filepath.Join(dir, ".venv")
-	if out, err := exec.Command(testPython, "-m", "venv", "--without-pip",
-		venv).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	dir, base := t.TempDir(), t.TempDir()
+	python, err := exec.LookPath(testPython)
+	must(t, err)
+	must(t, exec.Command(python, "-m", "venv", "--without-pip", dir+"/.venv").Run())
+	write(t, fmt.Sprintf("%s/.venv/lib/python3.%d/site-packages/only_here.py", dir, minor),
+		"def answer(): return undefined\n")
+	write(t, dir+"/a/m.usher.py", "import only_here\nX = 42\ndef f(): return X\n")
+	call := func(code int, says, served string) {
+		wantUsher(t, code, says, "call", "-base", base, "-dir", served, "m", "f")
 	}
-	library := filepath.Join(venv, "lib", fmt.Sprintf("python3.%d", minor),
-		"site-packages", "only_here.py")
-	write(t, library, "def answer(): return undefined\n")
-	file := filepath.Join(dir, "m.usher.py")
-	write(t, file, "import only_here\nX = 42\ndef f(): return X\n")
-	p := startShim(t, kindPython, file)
-	check(t, "result", p.call("f", `{}`), shownText("42"))
-	p.end()
+	call(0, "42", dir)
+	call(1, "run by "+python+": m.usher.py:1: ModuleNotFoundError: No module named 'only_here'", dir+"/a")
 	// A failure shows the user's own line, not the library's.
-	write(t, file, "import only_here\nonly_here.answer()\n")
-	out, err := shimCommand(t, kindPython, file).CombinedOutput()
-	check(t, "it fails", err != nil, true)
-	check(t, "output", string(out),
-		"m.usher.py:2: NameError: name 'undefined' is not defined\n")
+	write(t, dir+"/a/m.usher.py", "import only_here\nonly_here.answer()\n")
+	call(1, ": m.usher.py:2: NameError: name 'undefined' is not defined", dir)
+}
+
+// A Python file that lists its dependencies runs in an environment of its own, which is made once.
+// Why one can't be made, the client reads too.
+func TestPythonDependencies(t *testing.T) {
+	long(t)
+	minor := pythonTestVersion(t)
+	if exec.Command(testPython, "-c", "import ensurepip, venv").Run() != nil {
+		lack(t, "Python's venv and pip")
+	}
+	dir, wheels := t.TempDir(), t.TempDir()
+	var wheel bytes.Buffer
+	archive := zip.NewWriter(&wheel)
+	for path, text := range map[string]string{
+		"here.py":                     "version = '1.5'\n",
+		"here-1.5.dist-info/METADATA": "Metadata-Version: 2.1\nName: here\nVersion: 1.5\n",
+		"here-1.5.dist-info/WHEEL":    "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+		"here-1.5.dist-info/RECORD":   "",
+	} {
+		file, _ := archive.Create(path)
+		file.Write([]byte(text))
+	}
+	must(t, archive.Close())
+	write(t, wheels+"/here-1.5-py3-none-any.whl", wheel.String())
+	env := map[string]string{"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": wheels}
+	d := daemonOptions{ownProcess: true, env: env}.start(t, dir)
+	c := connect(t, d.URL)
+	save := func(block, text string) {
+		write(t, dir+"/m.usher.py", "# /// script\n# "+block+"\n# ///\n"+text)
+	}
+	wants := func(what, want string) {
+		t.Helper()
+		checkContains(t, what, c.call("m_f", "").text(), want)
+	}
+	const good = `dependencies = ["here>=1"]`
+	save(good, "import here\ndef f(): return here.version\n")
+	wants("the first version", "1.5")
+	checkContains(t, "the log", d.Log.String(), "msg=building module=m")
+	must(t, os.RemoveAll(wheels))
+	save(good, "import here\ndef f(): return 'new ' + here.version\n")
+	wants("another version with the same block", "new 1.5")
+	const fails = `module "m" can't be hosted: can't be installed: m.usher.py: `
+	save(`dependencies = ["absent"]`, "")
+	wants("a package that is not there", fails+"ERROR: Could not find a version")
+	checkContains(t, "the log", d.Log.String(), "No matching distribution found for absent")
+	save(`requires-python = ">=3.99"`, "")
+	wants("another Python", fmt.Sprint(fails, "requires-python is >=3.99, but this is Python 3.", minor))
+	cache := d.Base + "/.data/cache/python"
+	check(t, "environments", len(folderNames(t, cache)), 1)
+
+	// A daemon's start removes an old one. An interpreter without pip can't make another.
+	d.stop(t)
+	folder := cache + "/" + folderNames(t, cache)[0]
+	info, err := os.Stat(folder)
+	must(t, err)
+	check(t, "its mode", info.Mode().Perm(), 0o700)
+	old := time.Now().Add(-keepVenvs)
+	must(t, os.Chtimes(folder, old, old))
+	bare := t.TempDir()
+	must(t, exec.Command(testPython, "-m", "venv", "--without-pip", bare).Run())
+	write(t, fmt.Sprintf("%s/lib/python3.%d/site-packages/sitecustomize.py", bare, minor),
+		"import sys\nsys.modules['ensurepip'] = None\n")
+	env["PATH"] = bare + "/bin:" + os.Getenv("PATH")
+	d = daemonOptions{base: d.Base, ownProcess: true, env: env}.start(t, dir)
+	d.awaitLog(t, "install Python's venv and pip (Debian: python3-venv)")
+	check(t, "environments at last", len(folderNames(t, cache)), 0)
 }

@@ -105,7 +105,8 @@ func shimCommand(t *testing.T, kind Kind, file string) *exec.Cmd {
 	t.Helper()
 	file, err := filepath.Abs(file)
 	must(t, err)
-	l, err := launchFile(source{Kind: kind, Source: file}, t.TempDir())
+	python, _ := pythonFor(filepath.Dir(file), nil)
+	l, err := launchFile(source{Kind: kind, Source: file, Interpreter: python}, t.TempDir())
 	must(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
@@ -406,7 +407,7 @@ func nodeTestTyped(t *testing.T) {
 }
 
 // testPython is the Python outside of virtual environments.
-var testPython, _ = pythonFor(os.DevNull)
+var testPython, _ = pythonFor(os.DevNull, nil)
 
 // pythonMinor returns the minor version of Python 3, 0 without Python. It puts the program first
 // in PATH: what pyenv has there takes longer to find Python than Python takes to start.

@@ -1134,6 +1134,8 @@ def explain(e, path):
         if own and os.path.exists(file):
             where = f"{os.path.relpath(file, folder)}:{line}"
     text = f"{type(e).__name__}: {reason}"
+    if isinstance(e, ImportError):  # its packages may belong to another Python
+        where = f"run by {sys.executable}: {where}"
     return f"{where}: {' '.join(text.split())}"
 
 
