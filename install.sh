@@ -12,7 +12,7 @@ fetch() {
 		2> /dev/null || die "can't download $url/$1 with curl or wget"
 }
 
-# In a function, so that sh runs nothing of a script that did not arrive completely.
+# In a function, so that sh runs nothing of an incomplete script.
 main() {
 	[ -n "$url" ] || die "set RELEASE_URL to the address of a release: the folder that contains SHA256SUMS"
 	case $(uname -s) in Linux) os=linux ;; Darwin) os=darwin ;; *) os=$(uname -s) ;; esac
@@ -30,6 +30,7 @@ main() {
 	command -v sha256sum > /dev/null || sum='shasum -a 256'
 	(cd "$tmp" && grep "  $name\$" SHA256SUMS | $sum -c) > /dev/null 2>&1 ||
 		die "the SHA-256 of $url/$name is not the one in SHA256SUMS: installed nothing"
+	[ ! -d "$bin/usher" ] || die "$bin/usher is a folder: remove it, or set USHER_BIN to another folder"
 	chmod 755 "$tmp/$name"
 	mv -f "$tmp/$name" "$bin/usher"
 	echo "Installed $name as $bin/usher"
