@@ -6,7 +6,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -222,8 +221,8 @@ func isLoopback(host string) bool {
 
 // connections closes connections when there are too many. Safe for concurrent use.
 type connections struct {
-	most int // the limit for clients that have shown nothing valid
-	all  int // the limit for all clients
+	most int // the limit for connections without an admitted request
+	all  int // the limit for all
 
 	mu   sync.Mutex
 	open map[net.Conn]connInfo
@@ -231,9 +230,9 @@ type connections struct {
 
 // connInfo describes the state of a connection.
 type connInfo struct {
-	state http.ConnState
-	since time.Time
-	known bool // the request in progress has shown something valid; the next state resets it
+	state    http.ConnState
+	since    time.Time
+	admitted bool // the request in progress is admitted; the next state resets it
 }
 
 // limitConnections limits the connections of a server. files is the number of files that
@@ -251,26 +250,26 @@ func limitConnections(web *http.Server, files int, connContext func(context.Cont
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if _, open := c.open[conn]; open {
-				c.open[conn] = connInfo{known: true}
+				c.open[conn] = connInfo{admitted: true}
 			}
 		})
 	}
 }
 
-// connsKey is the key of a function in a request's context: see markKnown.
+// connsKey is the key of a function in a request's context: see markAdmitted.
 type connsKey struct{}
 
-// markKnown records, until the request ends, that its client has shown something valid: a
-// code, a session or a secret.
-func markKnown(r *http.Request) {
+// markAdmitted records that a request is admitted until it ends. Its body must have arrived:
+// from then on, the limits of its principal apply to it.
+func markAdmitted(r *http.Request) {
 	if mark, ok := r.Context().Value(connsKey{}).(func()); ok {
 		mark()
 	}
 }
 
 // set records the state of a connection. If there are too many connections, set closes
-// one whose client has shown nothing valid: preferably an idle one, else a new one, else
-// one with a request; in each case the one longest in its state.
+// one without an admitted request: preferably an idle one, and among these or the others the
+// one longest in its state. So a newcomer is served even if the others never end.
 func (c *connections) set(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -282,19 +281,24 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 	if state != http.StateNew {
 		return
 	}
-	var unknown []net.Conn
+	var others []net.Conn
 	for other, info := range c.open {
-		if !info.known {
-			unknown = append(unknown, other)
+		if !info.admitted {
+			others = append(others, other)
 		}
 	}
-	if len(unknown) <= c.most && len(c.open) <= c.all {
+	if len(others) <= c.most && len(c.open) <= c.all {
 		return
 	}
-	victim := slices.MinFunc(unknown, func(a, b net.Conn) int {
+	victim := slices.MinFunc(others, func(a, b net.Conn) int {
 		x, y := c.open[a], c.open[b]
-		// StateNew, StateActive and StateIdle are 0, 1 and 2: idle ones come first.
-		return cmp.Or(cmp.Compare((x.state+1)%3, (y.state+1)%3), x.since.Compare(y.since))
+		if idle := x.state == http.StateIdle; idle != (y.state == http.StateIdle) {
+			if idle {
+				return -1
+			}
+			return 1
+		}
+		return x.since.Compare(y.since)
 	})
 	delete(c.open, victim)
 	if secure, ok := victim.(*tls.Conn); ok {
@@ -306,7 +310,7 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 // memory limits the bytes that are held for principals. A request counts from the first
 // byte of its body until the last byte of its answer has been written. Messages to
 // clients count until they have been written. Only these bytes count: what usher makes of
-// them, such as decoded objects, can be ten times as large. Safe for concurrent use.
+// them, such as decoded objects, can be twenty times as large. Safe for concurrent use.
 type memory struct {
 	maxBody   int64        // bytes of one body
 	strangers any          // the principal of all unauthenticated senders
@@ -407,6 +411,9 @@ func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []
 	}
 	if err == nil {
 		req.Body = http.NoBody // nothing is left to skip
+		if !r.isUnknown() {
+			markAdmitted(req)
+		}
 		return body, nil
 	}
 	w.Header().Set("Connection", "close") // the rest of the body is not read

@@ -247,6 +247,24 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
+// Bodies that arrive slowly shut out nobody, whoever sends them.
+func TestSlowBodiesShutOutNobody(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{base: base, tools: make(map[string]string), files: 500}
+		b.start(t)
+		slow := "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
+			"Content-Length: 9\r\n%s: %s\r\n\r\n{"
+		for _, code := range []string{newCode(t, b.base, "/w"), ""} {
+			for range 400 {
+				defer b.dial(fmt.Sprintf(slow, claimHeader, code), false).Close()
+			}
+			check(t, "a newcomer's call", b.open(protocols[0]).call("m_wait", "").failure(), "")
+		}
+	})
+}
+
 // The connection of a client that does not read its answer ends.
 func TestEveryAnswerHasADeadline(t *testing.T) {
 	t.Parallel()

@@ -90,6 +90,9 @@ func parseMessage(raw []byte) (*Message, error) {
 		_ = json.Unmarshal(e, m.Err)
 	}
 	id := o.get("id")
+	if len(id) > maxID {
+		return m, rpcErrorf(codeInvalidRequest, "id is longer than %s", formatSize(maxID))
+	}
 	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
 		m.ID = id
 	}

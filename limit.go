@@ -18,7 +18,7 @@ import (
 // declared where they are used.
 const (
 	// http.go: bodies and headers of requests.
-	maxConns       = 1000      // connections of unknown clients (see markKnown); fewer if descriptors are few
+	maxConns       = 1000      // connections without an admitted request; fewer if descriptors are few
 	maxHeader      = 16 << 10  // bytes of one request's headers
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
 	maxHeldOf      = 64 << 20  // bytes held per principal (all senders are one); at least two bodies
@@ -26,6 +26,9 @@ const (
 	maxHeld        = 512 << 20 // bytes held for all principals; at least what one may hold
 	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
 	maxLogged      = 200       // bytes of one value in the log that a client chose
+
+	// jsonrpc.go: messages.
+	maxID = 1 << 10 // bytes of one id, which answers repeat
 
 	// outbox.go: messages to clients.
 	maxOutbox = 4 << 20 // bytes queued in one outbox, behind the message being written

@@ -48,6 +48,7 @@ var limitTests = map[string]string{
 	"maxStreamsOf":      "TestLimitIsPerPrincipal",
 	"maxConns":          "TestConnectionsAreBounded",
 	"maxHeader":         "TestRequestsAreChecked",
+	"maxID":             "TestRequestsAreChecked",
 	"defaultMaxBody":    "TestRequestsAreChecked",
 	"maxHeldUnknown":    "TestBodiesMakeRoom",
 	"maxHeld":           "TestBodiesMakeRoom",

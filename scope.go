@@ -176,11 +176,7 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 		} else if a.member = g.sessions.use(a.session, of, a.principal); a.member == nil {
 			continue // meanwhile, another request changed the session
 		}
-		isCoded := a.principal.exists()
-		if a.session != nil || isCoded {
-			markKnown(r)
-		}
-		if a.session != nil && isCoded && a.principal.claimID != of {
+		if a.session != nil && a.principal.exists() && a.principal.claimID != of {
 			g.logScoped("session scoped", a.session, a.principal)
 		}
 		return a, nil

@@ -123,6 +123,12 @@ func badRequests() []badRequest {
 			body: `{"jsonrpc":"2.0","id":null,"method":"ping"}`, status: 400,
 			says: "id must be"},
 		{
+			name:   "a long id",
+			body:   `{"jsonrpc":"2.0","id":"` + strings.Repeat("x", maxID) + `","method":"ping"}`,
+			status: 400,
+			says:   "id is longer than 1 KiB",
+		},
+		{
 			name:   "an unknown method",
 			body:   rpcText("nope", "{}"),
 			status: 200,

@@ -165,7 +165,6 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 	sender := strangers
 	if d.hasSecret && h.secret != "" {
 		sender = senders
-		markKnown(r)
 	}
 	d.held = h.memory.open(sender)
 	d.body, err = d.held.receive(w, r)
