@@ -27,8 +27,13 @@ var limitCases = map[string]limitCase{
 		unread:  true,
 	},
 	"maxHeldOf": {
-		most:    maxHeldOf / (2 * 140_100), // body and answer
-		request: echoRequest(140_000),      // net/http reads such a refused body to its end
+		most: maxHeldOf / (2 * 140_100), // body and answer
+		request: func(_ *bubble, c *testClient) *http.Request {
+			// net/http reads a refused body of this size to its end
+			arguments := `{"echo":"` + strings.Repeat("x", 139_900) + `"}`
+			params := `{"name":"m_wait","arguments":` + arguments + `}`
+			return c.request(http.MethodPost, c.message("tools/call", params))
+		},
 		refusal: "unread answers",
 		unread:  true,
 	},

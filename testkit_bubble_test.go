@@ -182,9 +182,11 @@ func (b *bubble) play(w *Worker, line []byte) {
 	name, id := msg.Params.text("name"), msg.ID
 	switch {
 	case msg.Method == "tools/call" && name == "wait":
-		n, _ := strconv.Atoi(string(msg.Params.object("arguments").get("seconds")))
+		arguments := msg.Params.object("arguments")
+		n, _ := strconv.Atoi(string(arguments.get("seconds")))
 		time.AfterFunc(time.Duration(n)*time.Second, func() {
-			w.handle(&Message{ID: id, Result: members(textResult("waited"))})
+			text := "waited" + arguments.text("echo")
+			w.handle(&Message{ID: id, Result: members(textResult(text))})
 		})
 	case msg.Method == "tools/call" && b.native:
 		const result = `{"resultType":"input_required","requestState":"s","inputRequests":` +

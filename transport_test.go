@@ -126,7 +126,7 @@ func badRequests() []badRequest {
 			name:   "a long id",
 			body:   `{"jsonrpc":"2.0","id":"` + strings.Repeat("x", maxID) + `","method":"ping"}`,
 			status: 400,
-			says:   "id is longer than 1 KiB",
+			says:   "id is longer than 16 KiB",
 		},
 		{
 			name:   "an unknown method",
