@@ -198,7 +198,6 @@ func TestListsAreShared(t *testing.T) {
 		}
 		for name, req := range map[string]*http.Request{
 			"JSON":              list("application/json"),
-			"a stream":          list("text/event-stream"),
 			"without a session": b.modernPOST("1", "prompts/list", ""),
 		} {
 			listed := c.do(req).result()

@@ -70,15 +70,14 @@ func (o *outbox) send(f frame) bool {
 }
 
 // end makes the outbox accept no more messages. Queued messages are still written.
-func (o *outbox) end() { o.finish(frame{}, false) }
+func (o *outbox) end() { o.finish(frame{}) }
 
 // finish ends the outbox with a last message, if there is one. It sends the message only
-// if the outbox is a stream, or if stream is set and the client accepts one. finish
-// reports whether the outbox is a stream.
-func (o *outbox) finish(last frame, stream bool) bool {
+// if the outbox is a stream, and reports whether it is one.
+func (o *outbox) finish(last frame) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	isStream := o.wake != nil || stream && o.startLocked()
+	isStream := o.wake != nil
 	if isStream && !o.ended && last.msg != nil {
 		o.queueLocked(last)
 	}

@@ -513,7 +513,7 @@ func (d *daemon) route(w http.ResponseWriter, r *http.Request) error {
 	case !d.flags.servesOthers() && isProxied(r):
 		return httpErrorf(http.StatusBadRequest,
 			"this request came through a proxy: start usher serve with %s", mcpFlags)
-	case r.Method == http.MethodGet && parseAccept(r.Header).html:
+	case r.Method == http.MethodGet && accepts(r.Header, "text/html"):
 		d.servePage(w, r) // at any path, as people mistype addresses
 		return nil
 	case r.URL.Path != "/" && r.URL.Path != "/mcp":
