@@ -44,12 +44,7 @@ type toolReport struct {
 	Params  string `json:"parameters,omitempty"` // their names
 	Webhook string `json:"webhook,omitempty"`    // its URL
 	Fails   string `json:"fails,omitempty"`      // why its deliveries fail
-
-	// For the example command that delivers to the URL: whether webhooks are off, and whether
-	// the sender must sign or needs the secret.
-	Off    bool `json:"off,omitempty"`
-	Signed bool `json:"signed,omitempty"`
-	Secret bool `json:"secret,omitempty"`
+	Signed  bool   `json:"signed,omitempty"`     // its sender must sign deliveries
 }
 
 // Summary returns the beginning of a list of the module's tools, for one line.
@@ -116,9 +111,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		receiver, claimants := whole.Hook(hook.HookPath)
 		if receiver == hook {
 			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + webhookPrefix[1:] + hook.HookPath
-			tool.Off = daemon.WebhooksOff
 			tool.Signed = t.Method.Signature != ""
-			tool.Secret = daemon.Secret || a.getenv(webhookSecretVar) != ""
 		}
 		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
 			tool.Fails = err.Error()
@@ -153,13 +146,10 @@ const (
 
 // daemonRecord describes a running daemon to the other commands.
 type daemonRecord struct {
-	PID             int
 	URL             string   // the URL by which clients reach the daemon
 	Roots           []string // the folders that it serves
 	RequireClaim    bool
 	RequireApproval bool
-	Secret          bool // webhooks need the secret
-	WebhooksOff     bool // see whoSendsWebhooks
 }
 
 // readDaemon reads the record of the daemon that runs in a data folder. It returns the

@@ -209,6 +209,22 @@ func (f *serveFlags) exposure() string {
 	return ""
 }
 
+// whoSendsWebhooks returns a sentence on what senders of webhooks need. If webhooks are off, it
+// names the flag or the address that is the reason: the owner may have added it for MCP only.
+func (f *serveFlags) whoSendsWebhooks() string {
+	hooks := f.webhooks
+	switch {
+	case hooks.secret == "" && !hooks.open && !hooks.local:
+		return fmt.Sprintf("Webhooks are off (%s): set %s or -open-webhooks",
+			cmp.Or(f.exposure(), "-require-claim"), webhookSecretVar)
+	case hooks.secret == "":
+		return "Webhooks need no secret: " + webhookSecretVar + " is not set"
+	case hooks.acceptSignatures:
+		return "Webhooks need the header " + secretHeader + " or a verified signature"
+	}
+	return "Webhooks need the header " + secretHeader
+}
+
 // needsApproval reports whether only approved modules run. By default, -require-claim decides:
 // it is for daemons whose clients are not trusted with everything, and such a client could
 // have a tool write a module.
@@ -331,22 +347,18 @@ func (d *daemon) announce(roots []string) error {
 		// knows, and can say with -public-url.
 		addr.IP = net.IPv4(127, 0, 0, 1)
 	}
-	hooks := d.flags.webhooks
 	d.record = daemonRecord{
-		PID:             os.Getpid(),
 		URL:             cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/"),
 		Roots:           roots,
 		RequireClaim:    d.flags.requireClaim,
 		RequireApproval: d.flags.needsApproval(),
-		Secret:          hooks.secret != "",
-		WebhooksOff:     hooks.secret == "" && !hooks.open && !hooks.local,
 	}
 	os.Remove(filepath.Join(d.app.data, reportName)) // of a daemon that was killed
 	if err := replaceFile(filepath.Join(d.app.data, recordName), marshal(d.record)); err != nil {
 		return err
 	}
 	d.log.Info("listening", "version", version(), "address", d.listener.Addr().String(), "url", d.record.URL,
-		"webhooks", d.whoSendsWebhooks())
+		"webhooks", d.flags.whoSendsWebhooks())
 	return nil
 }
 
@@ -590,28 +602,11 @@ func (d *daemon) followModules(ctx context.Context) {
 				"Root":     d.registry.Roots[0],
 				"Base":     base,
 				"Record":   d.record,
-				"Webhooks": d.whoSendsWebhooks(),
+				"Webhooks": d.flags.whoSendsWebhooks(),
 			})
 		}
 		if settled {
 			_ = waitFor(ctx, changed)
 		}
 	}
-}
-
-// whoSendsWebhooks returns a sentence on what senders of webhooks need. If webhooks are off, it
-// names the flag or the address that is the reason: the owner may have added it for MCP only.
-func (d *daemon) whoSendsWebhooks() string {
-	switch {
-	case d.record.WebhooksOff:
-		return fmt.Sprintf("Webhooks are off (%s): set %s or -open-webhooks",
-			cmp.Or(d.flags.exposure(), "-require-claim"), webhookSecretVar)
-	case !d.record.Secret && d.flags.webhooks.open:
-		return "Webhooks accept any sender (-open-webhooks): " + webhookSecretVar + " is not set"
-	case !d.record.Secret:
-		return "Webhooks need no secret: " + webhookSecretVar + " is not set"
-	case d.flags.webhooks.acceptSignatures:
-		return "Webhooks need the header " + secretHeader + " or a verified signature"
-	}
-	return "Webhooks need the header " + secretHeader
 }

@@ -320,7 +320,7 @@ func TestWebhookExposure(t *testing.T) {
 		{"-addr 0.0.0.0:0 -open", false, 0, "Webhooks are off"},
 		{"-addr 0.0.0.0:0 -open-webhooks", false, 2, "-require-claim"},
 		{"-addr 0.0.0.0:0 -require-claim", true, 0, ""},
-		{"-addr 0.0.0.0:0 -open -open-webhooks", false, 0, "any sender"},
+		{"-addr 0.0.0.0:0 -open -open-webhooks", false, 0, "need no secret"},
 		{"-allow-host usher.example -open", false, 0, webhookSecretVar},
 		{"-webhook-timeout 0", false, 2, "-webhook-timeout"},
 	} {
