@@ -313,7 +313,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 		}
 		config := registryConfig{CachedOnly: *cached}
 		return a.withModules(ctx, dirs, config, func(r *Registry) error {
-			a.print("modules", a.report(r, *scope, scopeAll(), readDaemon(a.data)), *asJSON)
+			a.print("modules", a.report(r, *scope, readDaemon(a.data).URL), *asJSON)
 			return nil
 		})
 	}
@@ -400,7 +400,7 @@ func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) 
 	}
 	var hints []string
 	// The owner runs this command, so a module outside the scope is named too.
-	for _, m := range a.report(r, scope, scope, daemonRecord{}) {
+	for _, m := range a.report(r, scope, "") {
 		hint := "is outside the scope"
 		switch {
 		case m.Hidden != "":

@@ -584,7 +584,7 @@ func (d *daemon) followModules(ctx context.Context) {
 		if !settled { // from now on, records show what the banner may miss
 			d.bannered.Store(true)
 		}
-		modules := d.app.report(d.registry, scopeAll(), scopeAll(), d.record)
+		modules := d.app.report(d.registry, scopeAll(), d.record.URL)
 		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
 			d.log.Warn("writing the report", "err", err)
 		}
