@@ -41,7 +41,7 @@ var errNotAllowed error = errMethod("POST, GET, DELETE")
 // writeMCPError writes an error as a JSON-RPC error.
 func writeMCPError(w http.ResponseWriter, e *fault) {
 	rpc := cmp.Or(e.RPC, rpcErrorf(codeRefused, "%s", e.Msg))
-	writeJSON(w, e.Status, frame{msg: encodeError(e.ID, rpc)})
+	writeJSON(w, e.Status, encodeError(e.ID, rpc))
 }
 
 // refusal converts an *rpcError about the request with this id to an HTTP error. It
@@ -116,8 +116,8 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
 	// asked or notified.
-	var write func(frame) error
-	if r.Header.Get("Accept") == "" || accepts(r.Header, streamTypes...) {
+	var write func([]byte) error
+	if accepts(r.Header, streamTypes...) {
 		write = sseWriter(w)
 	}
 	request := s.newRequest(from, newOutbox(r.Context(), held, write), msg, params)
@@ -186,10 +186,10 @@ func answerPOST(w http.ResponseWriter, r *request) {
 	switch {
 	case r.out.finish(answer):
 		<-r.out.done
-	case answer.msg == nil: // of a cancelled request
+	case answer == nil: // of a cancelled request
 		w.WriteHeader(http.StatusAccepted)
 	default:
-		if r.out.held.grow(int64(len(answer.msg))) != nil {
+		if r.out.held.grow(int64(len(answer))) != nil {
 			status = http.StatusInternalServerError
 			answer = r.encodeAnswer(nil, errNoRoomToAnswer)
 		}
@@ -333,7 +333,7 @@ func (d *duplex) receive(from admission, body []byte) error {
 		d.from.session.handleNotification(msg)
 	}
 	if err != nil {
-		d.out.send(frame{msg: encodeError(msg.ID, err)})
+		d.out.send(encodeError(msg.ID, err))
 	}
 	return nil
 }
@@ -376,7 +376,7 @@ func (s *Server) serveSSE(path string, from admission, out *outbox, hangUp func(
 	d := &duplex{server: s, from: from, out: out}
 	from.session.receive = d.receive // before anybody knows the session's name
 	// The address is relative, as usher does not know the path that a proxy adds.
-	out.send(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + from.session.name)})
+	out.send([]byte(path + "?sessionId=" + from.session.name))
 	_ = d.serve(nil, hangUp) // its input arrives by POST
 }
 
@@ -408,7 +408,7 @@ func (d *duplex) receiveLines(lines *lineReader) error {
 		line, err := lines.next()
 		switch {
 		case err == errLineTooLong:
-			d.out.send(frame{msg: encodeError(nil, err)})
+			d.out.send(encodeError(nil, err))
 		case err == io.EOF:
 			return nil
 		case err != nil:
