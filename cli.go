@@ -25,7 +25,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 )
@@ -91,8 +90,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	c, ok := commands[name]
 	if !ok {
 		known := append(sortedKeys(commands), "claim revoke")
-		a.warnf("unknown command %q: %s", name,
-			cmp.Or(didYouMean("usher ", name, known), "see usher help"))
+		a.warnf("unknown command %q: %s", name, didYouMean("usher ", name, known))
 		return 2
 	}
 	return a.status(ctx, name, a.runCommand(ctx, name, c, args))
@@ -180,8 +178,7 @@ func explainFlag(fs *flag.FlagSet, err error) error {
 	}
 	var known []string
 	fs.VisitAll(func(f *flag.Flag) { known = append(known, f.Name) })
-	return usageErrorf("unknown flag -%s: %s", unknown,
-		cmp.Or(didYouMean("-", unknown, known), "see its help"))
+	return usageErrorf("unknown flag -%s: %s", unknown, didYouMean("-", unknown, known))
 }
 
 // synonyms maps commands and flags of other programs to those of usher.
@@ -193,7 +190,7 @@ var synonyms = map[string]string{
 }
 
 // didYouMean returns a question that names, after prefix, the known name that a mistyped word
-// probably means, or "" if none is similar.
+// probably means. If none is similar, it returns where to look.
 func didYouMean(prefix, word string, known []string) string {
 	for n := range 3 {
 		for _, name := range known {
@@ -202,7 +199,7 @@ func didYouMean(prefix, word string, known []string) string {
 			}
 		}
 	}
-	return ""
+	return "see usher help"
 }
 
 // isSimilar reports whether at most n bytes must be inserted, deleted or replaced to change a
@@ -393,26 +390,26 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 // these modules are not hosted: the usual reason for a missing tool is a module that can't be
 // built.
 func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) {
+	name := strings.Join(words, " ")
 	for _, t := range r.View(scope).Tools {
-		if slices.Equal(words, []string{t.Name}) || slices.Equal(words, []string{t.Label, t.Method.Name}) {
+		if name == t.Name || name == t.Label+" "+t.Method.Name {
 			return t, nil
 		}
 	}
 	var hints []string
 	// The owner runs this command, so a module outside the scope is named too.
 	for _, m := range a.report(r, scope, "") {
-		hint := "is outside the scope"
+		hint := "has " + cmp.Or(m.names, strings.Join(m.Problems, "; "))
 		switch {
 		case m.Hidden != "":
+			hint = "is outside the scope"
 		case m.Error != "":
 			hint = "is not hosted: " + m.Error
-		default:
-			hint = "has " + cmp.Or(m.names, strings.Join(m.Problems, "; "))
 		}
 		hints = append(hints, m.File+" "+hint)
 	}
-	return nil, fmt.Errorf("no tool %s here: %s", strings.Join(words, "_"),
-		cmp.Or(strings.Join(hints, "; "), "set -dir, or see usher modules"))
+	return nil, fmt.Errorf("no tool %s here: %s",
+		name, cmp.Or(strings.Join(hints, "; "), "set -dir, or see usher modules"))
 }
 
 // nameParts returns a name with an underscore before and after each of its parts. Labels and
@@ -590,7 +587,7 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, "+
 				"and an ending such as .usher.py", path)
 		}
-		if err := writeData(path, starter, os.O_EXCL, 0o644); err != nil {
+		if err := writeFile(path, starter, os.O_EXCL, 0o644); err != nil {
 			return fmt.Errorf("writing a new file: %w", err)
 		}
 		a.printf("Wrote %s. Try it in its folder:\n  usher call %s greet '{\"name\":\"Ada\"}'\n", path, name)
