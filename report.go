@@ -152,8 +152,8 @@ type daemonRecord struct {
 }
 
 // readDaemon reads the record of the daemon that runs in a data folder. It returns the
-// zero value if none runs. While a daemon starts, the record may be of an earlier one that
-// was killed, or missing.
+// zero value if none runs. While a daemon starts, the record may be of an earlier one, or
+// missing.
 func readDaemon(dataDir string) (d daemonRecord) {
 	raw, err := readRegular(filepath.Join(dataDir, recordName))
 	if err != nil || json.Unmarshal(raw, &d) != nil {
@@ -161,7 +161,7 @@ func readDaemon(dataDir string) (d daemonRecord) {
 	}
 	if lock, err := lockFile(filepath.Join(dataDir, lockName)); err == nil {
 		lock.Close()
-		return daemonRecord{} // the daemon was killed
+		return daemonRecord{} // the daemon has ended
 	}
 	return d
 }
@@ -239,11 +239,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 
 // pageURL returns the URL by which a browser has reached the daemon, or -public-url.
 func (d *daemon) pageURL(r *http.Request) string {
-	scheme := "http://"
-	if r.TLS != nil {
-		scheme = "https://"
-	}
-	return cmp.Or(d.flags.publicURL, scheme+r.Host+"/")
+	return cmp.Or(d.flags.publicURL, d.scheme+"://"+r.Host+"/")
 }
 
 // writePage writes the page. The page contains no script, and no claim code except in the links

@@ -83,7 +83,7 @@ func TestWebhookHasOnePath(t *testing.T) {
 	check(t, "the arguments of an MCP client", string(field(a.result(), "structuredContent")),
 		`{"x":[9007199254740993]}`)
 	checkContains(t, "usher modules", modulesOf(t, dir, nil),
-		"/webhook/host/handlePush -H 'Content-Type: application/json'", "/webhook/inbox ",
+		"/webhook/host/handlePush -H ", "/webhook/inbox ",
 		"/webhook/a/b/c/d.e~f_g-h/1 ",
 		"/webhook/shell/path ", `handleBad: @webhook "with space"`,
 		`handleDots: @webhook "a/../b"`,
