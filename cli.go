@@ -23,12 +23,9 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -93,8 +90,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	c, ok := commands[name]
 	if !ok {
 		known := append(sortedKeys(commands), "claim revoke")
-		a.warnf("unknown command %q: %s", name,
-			cmp.Or(didYouMean("usher ", name, known), "see usher help"))
+		a.warnf("unknown command %q: %s", name, didYouMean("usher ", name, known))
 		return 2
 	}
 	return a.status(ctx, name, a.runCommand(ctx, name, c, args))
@@ -182,8 +178,7 @@ func explainFlag(fs *flag.FlagSet, err error) error {
 	}
 	var known []string
 	fs.VisitAll(func(f *flag.Flag) { known = append(known, f.Name) })
-	return usageErrorf("unknown flag -%s: %s", unknown,
-		cmp.Or(didYouMean("-", unknown, known), "see its help"))
+	return usageErrorf("unknown flag -%s: %s", unknown, didYouMean("-", unknown, known))
 }
 
 // synonyms maps commands and flags of other programs to those of usher.
@@ -195,16 +190,16 @@ var synonyms = map[string]string{
 }
 
 // didYouMean returns a question that names, after prefix, the known name that a mistyped word
-// probably means, or "" if none is similar.
+// probably means. If none is similar, it returns where to look.
 func didYouMean(prefix, word string, known []string) string {
 	for n := range 3 {
 		for _, name := range known {
-			if name != "" && name == synonyms[word] || isSimilar(word, name, min(n, len(word)/2)) {
+			if name == synonyms[word] || isSimilar(word, name, min(n, len(word)/2)) {
 				return "did you mean " + prefix + name + "?"
 			}
 		}
 	}
-	return ""
+	return "see usher help"
 }
 
 // isSimilar reports whether at most n bytes must be inserted, deleted or replaced to change a
@@ -232,7 +227,6 @@ func setupVersion(a *app, _ *flag.FlagSet) runFunc {
 func setupServe(a *app, fs *flag.FlagSet) runFunc {
 	flags := declareServeFlags(fs, a.stderr)
 	return func(ctx context.Context, dirs []string) error {
-		surviveClosedPipes()
 		return serve(ctx, a, flags, dirs)
 	}
 }
@@ -244,7 +238,6 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 	return func(ctx context.Context, dirs []string) error {
 		// Stdout belongs to JSON-RPC, so the log goes to stderr, which clients show or keep.
 		config.Log = cmp.Or(config.Log, slog.New(slog.NewTextHandler(a.stderr, nil)))
-		surviveClosedPipes()
 		return a.withRegistry(dirs, *config, func(r *Registry) error {
 			gate := newGate(nil, newSessionKey(), false, config.Log)
 			c := serverConfig{modules: r, gate: gate, log: config.Log}
@@ -252,11 +245,6 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 		})
 	}
 }
-
-// surviveClosedPipes makes writes to a closed stdout or stderr fail. Otherwise the end of a
-// program that reads them, such as tee, would end usher. (Unlike signal.Ignore, it does not
-// change the signal for modules.)
-func surviveClosedPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // withModules calls do with a registry of the modules under dirs, once all are
 // introspected. It starts no module that a running daemon would not start: to look at the
@@ -322,7 +310,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 		}
 		config := registryConfig{CachedOnly: *cached}
 		return a.withModules(ctx, dirs, config, func(r *Registry) error {
-			a.print("modules", a.report(r, *scope, scopeAll(), readDaemon(a.data)), *asJSON)
+			a.print("modules", a.report(r, *scope, readDaemon(a.data).URL), *asJSON)
 			return nil
 		})
 	}
@@ -359,8 +347,6 @@ func parseCodeArgument(text string) (Code, error) {
 func setupCall(a *app, fs *flag.FlagSet) runFunc {
 	dir := fs.String("dir", ".", "look for the module below `DIR`")
 	scope := declareScope(fs, "call as a session scoped to `DIR`")
-	timeout := fs.Duration("call-timeout", 5*time.Minute,
-		"give up after `DURATION` without an answer or progress")
 	return func(ctx context.Context, words []string) error {
 		raw := []byte("{}")
 		last := words[len(words)-1]
@@ -376,14 +362,11 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 		if err != nil {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
-		var names []string // of all modules
 		config := registryConfig{
-			CallTimeout: *timeout,
 			// Other modules are not started, because a build may take minutes. The label of a
 			// module, and the name of a tool, contain the module's name, which is "" for a .mcp.json
 			// that can't be read.
 			Only: func(name string) bool {
-				names = append(names, name)
 				return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
 			},
 			Log: newRecordLog(func(record object) {
@@ -393,7 +376,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 			}),
 		}
 		return a.withModules(ctx, []string{*dir}, config, func(r *Registry) error {
-			tool, err := a.findTool(r, *scope, words, names)
+			tool, err := a.findTool(r, *scope, words)
 			if err != nil {
 				return err
 			}
@@ -403,37 +386,30 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 }
 
 // findTool returns the tool that words name: by its name, or by a module's label and a
-// method. The error names a tool with a similar name. Without one, it lists the tools of the
-// modules that the words may mean, and the reasons why these modules are not hosted: the usual
-// reason for a missing tool is a module that can't be built. If the words mean no module, it names
-// a module with a similar name.
-func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item, error) {
-	var tools []string
+// method. The error lists the tools of the modules that the words may mean, and the reasons why
+// these modules are not hosted: the usual reason for a missing tool is a module that can't be
+// built.
+func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) {
+	name := strings.Join(words, " ")
 	for _, t := range r.View(scope).Tools {
-		tools = append(tools, t.Name)
-		if slices.Equal(words, []string{t.Name}) || slices.Equal(words, []string{t.Label, t.Method.Name}) {
+		if name == t.Name || name == t.Label+" "+t.Method.Name {
 			return t, nil
 		}
 	}
 	var hints []string
 	// The owner runs this command, so a module outside the scope is named too.
-	for _, m := range a.report(r, scope, scope, daemonRecord{}) {
-		hint := "is outside the scope"
+	for _, m := range a.report(r, scope, "") {
+		hint := "has " + cmp.Or(m.names, strings.Join(m.Problems, "; "))
 		switch {
 		case m.Hidden != "":
+			hint = "is outside the scope"
 		case m.Error != "":
 			hint = "is not hosted: " + m.Error
-		default:
-			hint = "has " + cmp.Or(m.names, strings.Join(m.Problems, "; "))
 		}
 		hints = append(hints, m.File+" "+hint)
 	}
-	name := strings.Join(words, "_")
-	return nil, fmt.Errorf("no tool %s here: %s", name, cmp.Or(
-		didYouMean("", name, tools),
-		strings.Join(hints, "; "),
-		didYouMean("module ", words[0], modules),
-		"set -dir, or see usher modules"))
+	return nil, fmt.Errorf("no tool %s here: %s",
+		name, cmp.Or(strings.Join(hints, "; "), "set -dir, or see usher modules"))
 }
 
 // nameParts returns a name with an underscore before and after each of its parts. Labels and
@@ -605,18 +581,13 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		path := args[0]
 		name, _, ok := moduleFile(filepath.Base(path))
 		// The starters are embedded, one for each language; .mjs and .mts have that of .js and .ts.
-		ext := filepath.Ext(path)
-		language := strings.Replace(ext, ".m", ".", 1)
+		language := strings.Replace(filepath.Ext(path), ".m", ".", 1)
 		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + language + ".txt")
 		if !ok || err != nil || checkModuleName(name) != nil {
-			hint := "want a module name of A-Z a-z 0-9 _ -, and an ending such as .usher.py"
-			stem := strings.TrimSuffix(path, ext)
-			if err == nil && checkModuleName(filepath.Base(stem)) == nil {
-				hint = "did you mean " + stem + ".usher" + ext + "?"
-			}
-			return usageErrorf("FILE %q: %s", path, hint)
+			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, "+
+				"and an ending such as .usher.py", path)
 		}
-		if err := writeData(path, starter, os.O_EXCL, 0o644); err != nil {
+		if err := writeFile(path, starter, os.O_EXCL, 0o644); err != nil {
 			return fmt.Errorf("writing a new file: %w", err)
 		}
 		a.printf("Wrote %s. Try it in its folder:\n  usher call %s greet '{\"name\":\"Ada\"}'\n", path, name)

@@ -219,7 +219,7 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"serve -port 3001", 2, "serve: unknown flag -port: did you mean -addr?"},
 		{"serve --require-claims", 2, "did you mean -require-claim?"},
 		{"claim -lable=x", 2, "did you mean -label?"},
-		{"claim -port 3001", 2, "unknown flag -port: see its help"},
+		{"claim -port 3001", 2, "unknown flag -port: see usher help"},
 		{"claim examples", 2, "-scope takes a folder"},
 		{"serve -addr :4000", 2, "use -addr 127.0.0.1:4000"},
 		{"serve -idle 5", 2, "(5m)"},
@@ -233,8 +233,7 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"modules -claim ABCDEF", 1, "no active claim has this code"},
 		{"call", 2, "wrong number of arguments"},
 		{"call a fail -dir DIR", 1, "it did not work"},
-		{"call a fial -dir DIR", 1, "no tool a_fial here: did you mean a_fail?"},
-		{"call nnoe f -dir DIR", 1, "no tool nnoe_f here: did you mean module none?"},
+		{"call nnoe f -dir DIR", 1, "no tool nnoe f here: set -dir, or see usher modules"},
 		{"call a other -dir DIR", 1, "here: a.usher has a_fail, a_x"},
 		{"call ruby f -dir DIR", 1,
 			"here: ruby.usher.rb is not hosted: unsupported file: want .usher, .usher.exe, "},
@@ -243,7 +242,6 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"call file x -dir DIR", 1,
 			`file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},
-		{"new DIR/foo.mjs", 2, "did you mean " + dir + "/foo.usher.mjs?"},
 		{"new foo.usher.rb", 2, "an ending such as .usher.py"},
 		{"new DANGLING", 1, "file exists"},
 	} {
@@ -480,7 +478,7 @@ func TestPrintedCurlWorks(t *testing.T) {
 	writeTools(t, dir+"/forms.usher", fakeTool{Name: "handle_all"},
 		fakeTool{Name: "handle_signed", Doc: "@signature github X_SIGNING_SECRET"})
 	env := map[string]string{webhookSecretVar: testSecret, "X_SIGNING_SECRET": "k"}
-	d := daemonOptions{base: base, env: env}.startReady(t, dir)
+	daemonOptions{base: base, env: env}.startReady(t, dir)
 	_, line, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-base", base, dir),
 		"webhook: curl ")
 	line, rest, _ := strings.Cut(line, "\n")
@@ -490,10 +488,6 @@ func TestPrintedCurlWorks(t *testing.T) {
 	must(t, err)
 	checkContains(t, "curl "+line, string(got), `"rawBody":"{}"`)
 	checkContains(t, "usher modules", rest, "forms/handle_signed, signed by its sender\n")
-	d.stop(t)
-	daemonOptions{base: base}.start(t, dir, "-require-claim").awaitReady(t)
-	out := wantUsher(t, 0, "forms/handle_all, off: ", "modules", "-base", base, dir)
-	checkOmits(t, "usher modules while webhooks are off", out, "curl ")
 }
 
 // Command lines are completed from the caches, in each shell. No module is run.
@@ -577,7 +571,4 @@ func TestModulesComeFromTheReport(t *testing.T) {
 	d.stop(t)
 	out = wantUsher(t, 0, "a_x", "modules", "-base", base, dir)
 	checkOmits(t, "modules without a daemon", out, "From the report.")
-	if _, err := os.Stat(report); err == nil {
-		t.Error("the report is left")
-	}
 }

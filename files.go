@@ -205,7 +205,7 @@ func (t *writeToken) use(held string, write func(held string) error) error {
 func (t *writeToken) replace(held, path string, data []byte, unchanged func() error) error {
 	temp := path + ".tmp." + held
 	defer os.Remove(temp) // fails after the rename
-	err := writeFile(temp, data, os.O_TRUNC)
+	err := writeFile(temp, data, os.O_TRUNC, 0o600)
 	if err == nil {
 		t.step("written")
 		_, err = os.Lstat(filepath.Join(t.dir, held))
@@ -255,7 +255,7 @@ func (t *writeToken) tokens() ([]string, error) {
 func (t *writeToken) prepare() error {
 	temp := t.dir + ".tmp." + t.newName()
 	defer os.RemoveAll(temp) // does nothing after the rename
-	err := writeFile(filepath.Join(temp, tokenFree), nil, 0)
+	err := writeFile(filepath.Join(temp, tokenFree), nil, 0, 0o600)
 	if err == nil {
 		err = os.Rename(temp, t.dir)
 	}
@@ -312,7 +312,7 @@ func (t *writeToken) sweep() error {
 func replaceFile(path string, data []byte) error {
 	temp := path + ".new"
 	defer os.Remove(temp) // fails after the rename
-	err := writeFile(temp, data, os.O_TRUNC)
+	err := writeFile(temp, data, os.O_TRUNC, 0o600)
 	if err == nil {
 		err = renameFile(temp, path)
 	}
@@ -322,20 +322,15 @@ func replaceFile(path string, data []byte) error {
 	return err
 }
 
-// writeFile writes a file that only its owner can read, and creates its folder if necessary.
-// Until it returns, readers may find an incomplete file. Several processes may write the file
-// at the same time. flag is os.O_TRUNC, or 0 if all of them write the same data: then each of
-// them finds all of it once it has written it.
-func writeFile(path string, data []byte, flag int) error {
+// writeFile writes and syncs a file, and creates its folder if necessary. Until it returns,
+// readers may find an incomplete file. Several processes may write the file at the same time. flag
+// is os.O_TRUNC, os.O_EXCL if the file must not exist, or 0 if all writers write the same data:
+// then each of them finds all of it once it has written it. The caller may rename the file
+// afterwards: Windows renames no open file.
+func writeFile(path string, data []byte, flag int, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	return writeData(path, data, flag, 0o600)
-}
-
-// writeData opens a file with a further flag, writes data, and syncs and closes the file. The
-// caller may rename it then: Windows renames no open file.
-func writeData(path string, data []byte, flag int, mode fs.FileMode) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|flag, mode)
 	if err != nil {
 		return err

@@ -104,10 +104,8 @@ func parseMessage(raw []byte) (*Message, error) {
 		problem = `jsonrpc must be "2.0"`
 	case o.get("params") != nil && m.Params == nil:
 		problem = "params must be an object"
-	case o.get("result") != nil && m.Result == nil:
-		problem = "result must be an object"
 	case m.Method == "" && m.Result == nil && m.Err == nil:
-		problem = "a message needs a method, a result or an error"
+		problem = "a message needs a method, an object as its result, or an error"
 	default:
 		return m, nil
 	}

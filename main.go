@@ -84,6 +84,10 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends usher at once
+	// A write to a closed stdout or stderr fails. Otherwise the end of a program that reads them,
+	// such as tee, would end usher. (Unlike signal.Ignore, this does not change the signal for
+	// modules.)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.LookupEnv))
 }
 

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -172,7 +171,7 @@ func (r *request) counter() *counter[*Principal] {
 func (r *request) answer() (result object, err error) {
 	defer catch(r.server.log, &err)
 	// Proxies and clients take a silent connection for a dead one.
-	defer time.AfterFunc(keepAlive, func() { r.out.send(frame{}) }).Stop()
+	defer time.AfterFunc(keepAlive, func() { r.out.send(nil) }).Stop()
 	if r.method.eras&r.session.era == 0 {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
 	}
@@ -188,20 +187,16 @@ func (r *request) answer() (result object, err error) {
 	return result.forClient(r.session.era, r.method.life), nil
 }
 
-// encodeAnswer returns the answer to the request, with no message if it was cancelled:
-// then nobody waits for an answer (MCP, basic/utilities/cancellation).
-func (r *request) encodeAnswer(result object, err error) frame {
+// encodeAnswer returns the answer to the request, or nil if it was cancelled: then nobody waits
+// for an answer (MCP, basic/utilities/cancellation).
+func (r *request) encodeAnswer(result object, err error) []byte {
 	switch {
-	case err == nil && strings.HasSuffix(r.name, "/list"):
-		key := r.method.list
-		head := encodeResult(r.id, result.without(key).set(key, json.RawMessage{}))
-		return frame{msg: bytes.TrimSuffix(head, []byte("}}")), list: result.get(key)}
 	case err == nil:
-		return frame{msg: encodeResult(r.id, result)}
+		return encodeResult(r.id, result)
 	case errors.Is(err, errCancelled) || errors.Is(err, context.Canceled):
-		return frame{}
+		return nil
 	default:
-		return frame{msg: encodeError(r.id, err)}
+		return encodeError(r.id, err)
 	}
 }
 
@@ -229,7 +224,7 @@ func (r *request) checkHeaders(tool *Item) error {
 // answer is written, on the session's stream if the client still has the same access. It
 // reports whether the message may arrive.
 func (r *request) send(msg []byte) bool {
-	return r.out.send(frame{msg: msg}) || r.caller.reachable() && r.session.send(msg)
+	return r.out.send(msg) || r.caller.reachable() && r.session.send(msg)
 }
 
 // notify sends a notification that belongs to the request, if the client wants it.

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -182,38 +181,6 @@ func TestSilentCallTimesOut(t *testing.T) {
 	checkContains(t, "a silent call", silent.failure(),
 		"no answer and no progress within 200ms")
 	checkContains(t, "the next call", c.call("a_echo", "").Body, `"result"`)
-}
-
-// A list that is answered many times is held once, and counts for nobody.
-func TestListsAreShared(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, b *bubble) {
-		prompt := `{"name":"p","description":"` + strings.Repeat("x", 1<<20) + `"}`
-		b.m.Lists = map[string][]json.RawMessage{"prompts": {json.RawMessage(prompt)}}
-		c := b.open(protocols[0])
-		list := func(accept string) *http.Request {
-			req := c.request(http.MethodPost, c.message("prompts/list", ""))
-			req.Header.Set("Accept", accept)
-			return req
-		}
-		for name, req := range map[string]*http.Request{
-			"JSON":              list("application/json"),
-			"a stream":          list("text/event-stream"),
-			"without a session": b.modernPOST("1", "prompts/list", ""),
-		} {
-			listed := c.do(req).result()
-			check(t, name+": it is long", len(field(listed, "prompts")) > len(prompt), true)
-			check(t, name+": it has a type", stringField(listed, "resultType") != "",
-				name == "without a session")
-		}
-		b.unread = true
-		for range 100 {
-			defer b.begin(list("application/json")).hangUp()
-		}
-		synctest.Wait()
-		check(t, "requests", b.server.requests.count(everyone), 100)
-		check(t, "bytes are few", heldBytes(b.server.memory) < 1<<20, true)
-	})
 }
 
 // Each call, claim and invalid code is a line of the log, which names a claim by its label

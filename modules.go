@@ -658,7 +658,7 @@ func (r *Registry) readCache(s source) *manifest {
 
 // writeCache caches the manifest of a source.
 func (r *Registry) writeCache(s source, m *manifest) {
-	if err := writeFile(r.cachePath(s), marshal(m), os.O_TRUNC); err != nil {
+	if err := writeFile(r.cachePath(s), marshal(m), os.O_TRUNC, 0o600); err != nil {
 		r.Log.Warn("writing the cache", "err", err) // it costs time at the next start
 	}
 }

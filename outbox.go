@@ -6,13 +6,10 @@
 package main
 
 import (
-	"cmp"
+	"bytes"
 	"context"
-	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 )
@@ -20,66 +17,47 @@ import (
 // keepAlive is the time between comments on a silent stream.
 const keepAlive = 15 * time.Second
 
-// frame is the content of one write to a client. A frame without a message is a comment: it
-// begins a stream, keeps a silent stream open through proxies, and detects a client that
-// has gone.
-type frame struct {
-	msg   []byte // one line
-	list  []byte // a value that many messages share: it and "}}" follow msg
-	event string // the kind of event; "" for a message
-}
-
-// parts returns the pieces of the message, with tail at the end. It may write into the spare
-// capacity of msg, so it must be called once.
-func (f frame) parts(tail string) [][]byte {
-	if f.list == nil {
-		return [][]byte{append(f.msg, tail...)}
-	}
-	return [][]byte{f.msg, f.list, []byte("}}" + tail)}
-}
-
-// outbox contains the messages to one client, in order. If the client accepts a stream,
-// the first message that is sent before the answer turns the answer into a stream. Safe
-// for concurrent use.
+// outbox contains the messages to one client, in order, each on one line. If the client accepts
+// a stream, the first message that is sent before the answer turns the answer into a stream. A nil
+// message is a comment: it begins a stream, keeps a silent stream open through proxies, and
+// detects a client that has gone. Safe for concurrent use.
 type outbox struct {
-	ctx   context.Context   // ends with the connection to the client
-	held  *reservation      // of messages that are not yet written; may count other bytes too
-	write func(frame) error // nil if the client accepts no stream
-	wake  chan struct{}     // 1-buffered: there is more to write, or nothing will follow; nil: no stream
-	done  chan struct{}     // closed when nothing more is written to the stream
+	ctx   context.Context    // ends with the connection to the client
+	held  *reservation       // of messages that are not yet written; may count other bytes too
+	write func([]byte) error // nil if the client accepts no stream
+	wake  chan struct{}      // 1-buffered: there is more to write, or nothing will follow; nil: no stream
+	done  chan struct{}      // closed when nothing more is written to the stream
 
 	mu    sync.Mutex
 	ended bool // the outbox accepts no more messages
-	queue []frame
+	queue [][]byte
 	bytes int64 // in queue
 }
 
 // newOutbox returns an outbox that writes to a client until ctx ends, or that only accepts
 // an answer if write is nil. Its messages count for held.
-func newOutbox(ctx context.Context, held *reservation, write func(frame) error) *outbox {
+func newOutbox(ctx context.Context, held *reservation, write func([]byte) error) *outbox {
 	return &outbox{ctx: ctx, held: held, write: write}
 }
 
 // send queues a message and reports whether it may arrive. It never waits for the client:
-// a client that reads too slowly is disconnected. Without a message, send only begins the
-// stream.
-func (o *outbox) send(f frame) bool {
+// a client that reads too slowly is disconnected. With nil, send only begins the stream.
+func (o *outbox) send(msg []byte) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.startLocked() && (f.msg == nil || o.queueLocked(f))
+	return o.startLocked() && (msg == nil || o.queueLocked(msg))
 }
 
 // end makes the outbox accept no more messages. Queued messages are still written.
-func (o *outbox) end() { o.finish(frame{}, false) }
+func (o *outbox) end() { o.finish(nil) }
 
-// finish ends the outbox with a last message, if there is one. It sends the message only
-// if the outbox is a stream, or if stream is set and the client accepts one. finish
-// reports whether the outbox is a stream.
-func (o *outbox) finish(last frame, stream bool) bool {
+// finish ends the outbox with a last message, unless it is nil. It sends the message only
+// if the outbox is a stream, and reports whether it is one.
+func (o *outbox) finish(last []byte) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	isStream := o.wake != nil || stream && o.startLocked()
-	if isStream && !o.ended && last.msg != nil {
+	isStream := o.wake != nil
+	if isStream && !o.ended && last != nil {
 		o.queueLocked(last)
 	}
 	o.ended = true
@@ -101,22 +79,22 @@ func (o *outbox) startLocked() bool {
 	}
 	o.wake = make(chan struct{}, 1)
 	o.done = make(chan struct{})
-	o.queueLocked(frame{})
+	o.queueLocked(nil)
 	go o.writeLoop()
 	return true
 }
 
-// queueLocked queues a frame, wakes the writer, and reports whether the frame may arrive. If
+// queueLocked queues a message, wakes the writer, and reports whether the message may arrive. If
 // there is no room for it, queueLocked disconnects the client. The caller holds o.mu.
-func (o *outbox) queueLocked(f frame) bool {
-	n := int64(len(f.msg))
+func (o *outbox) queueLocked(msg []byte) bool {
+	n := int64(len(msg))
 	full := o.bytes > 0 && o.bytes+n > maxOutbox
 	if full || o.held.grow(n) != nil {
 		o.disconnectLocked()
 		return false
 	}
 	o.bytes += n
-	o.queue = append(o.queue, f)
+	o.queue = append(o.queue, msg)
 	wake(o.wake)
 	return true
 }
@@ -124,54 +102,51 @@ func (o *outbox) queueLocked(f frame) bool {
 // writeLoop writes queued messages until the outbox or the connection ends.
 func (o *outbox) writeLoop() {
 	defer close(o.done)
-	defer o.disconnect()
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.disconnectLocked()
+	}()
 	for {
-		f, ok := o.next()
+		msg, ok := o.next()
 		if !ok {
 			return
 		}
-		err := o.write(f)
-		o.held.shrink(int64(len(f.msg)))
+		err := o.write(msg)
+		o.held.shrink(int64(len(msg)))
 		if err != nil {
 			return
 		}
 	}
 }
 
-// next takes the next frame off the queue. It waits for one, and returns a comment if there
+// next takes the next message off the queue. It waits for one, and returns a comment if there
 // is none within keepAlive. It returns false if nothing more must be written.
-func (o *outbox) next() (f frame, ok bool) {
+func (o *outbox) next() (msg []byte, ok bool) {
 	for {
 		o.mu.Lock()
 		ended := o.ended
 		if len(o.queue) > 0 {
-			f, ok = o.queue[0], true
-			o.queue[0] = frame{} // so that the array does not keep the message in memory
+			msg, ok = o.queue[0], true
+			o.queue[0] = nil // so that the array does not keep the message in memory
 			o.queue = o.queue[1:]
-			o.bytes -= int64(len(f.msg))
+			o.bytes -= int64(len(msg))
 		}
 		o.mu.Unlock()
 		if ok || ended {
-			return f, ok
+			return msg, ok
 		}
 		select {
 		case <-o.ctx.Done():
-			return frame{}, false
+			return nil, false
 		case <-o.wake:
 		case <-time.After(keepAlive):
-			return frame{}, true
+			return nil, true
 		}
 	}
 }
 
-// disconnect gives up the connection and drops the queued messages.
-func (o *outbox) disconnect() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.disconnectLocked()
-}
-
-// disconnectLocked does the work of disconnect. The caller holds o.mu.
+// disconnectLocked gives up the connection and drops the queued messages. The caller holds o.mu.
 func (o *outbox) disconnectLocked() {
 	o.held.shrink(o.bytes)
 	o.ended = true
@@ -180,41 +155,41 @@ func (o *outbox) disconnectLocked() {
 	wake(o.wake)
 }
 
-// sseWriter returns a function that writes frames as server-sent events. The first frame
-// makes the HTTP answer a stream of them.
-func sseWriter(w http.ResponseWriter) func(frame) error {
-	return func(f frame) error {
+// sseWriter returns a function that writes messages as server-sent events. The first one makes
+// the HTTP answer a stream of them.
+func sseWriter(w http.ResponseWriter) func([]byte) error {
+	return func(msg []byte) error {
 		h := w.Header()
 		h.Set("Content-Type", "text/event-stream")
 		h.Set("Cache-Control", "no-store")
 		h.Set("X-Accel-Buffering", "no")
-		parts := [][]byte{[]byte(":\n\n")}
-		if f.msg != nil {
-			line := fmt.Sprintf("event: %s\ndata: ", cmp.Or(f.event, "message"))
-			parts = slices.Insert(f.parts("\n\n"), 0, []byte(line))
+		begin := ":"
+		if bytes.HasPrefix(msg, []byte("/")) { // the address of an HTTP+SSE session
+			begin = "event: endpoint\ndata: "
+		} else if msg != nil {
+			begin = "event: message\ndata: "
 		}
-		if err := writeBody(w, parts...); err != nil {
+		if err := writeBody(w, []byte(begin), msg, []byte("\n\n")); err != nil {
 			return err
 		}
 		return http.NewResponseController(w).Flush()
 	}
 }
 
-// lineWriter returns a function that writes messages as lines, and ignores other frames.
-func lineWriter(w io.Writer) func(frame) error {
-	return func(f frame) error {
-		if f.msg == nil {
+// lineWriter returns a function that writes messages as lines, and no comments.
+func lineWriter(w io.Writer) func([]byte) error {
+	return func(msg []byte) error {
+		if msg == nil {
 			return nil
 		}
-		parts := net.Buffers(f.parts("\n"))
-		_, err := parts.WriteTo(w)
+		_, err := w.Write(append(msg, '\n'))
 		return err
 	}
 }
 
 // writeJSON writes a complete JSON answer.
-func writeJSON(w http.ResponseWriter, status int, answer frame) {
+func writeJSON(w http.ResponseWriter, status int, answer []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = writeBody(w, answer.parts("\n")...) // an error means that the client has gone
+	_ = writeBody(w, answer, []byte{'\n'}) // an error means that the client has gone
 }

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -104,10 +103,10 @@ func TestSlowReadersHaveTime(t *testing.T) {
 	long := []byte(`"` + strings.Repeat("x", 1<<20) + `"`)
 	for name, answer := range map[string]http.HandlerFunc{
 		"JSON": func(w http.ResponseWriter, _ *http.Request) {
-			writeJSON(w, 200, frame{msg: slices.Clone(long)})
+			writeJSON(w, 200, long)
 		},
 		"a stream": func(w http.ResponseWriter, _ *http.Request) {
-			sseWriter(w)(frame{msg: long})
+			sseWriter(w)(long)
 		},
 		"a webhook": func(w http.ResponseWriter, _ *http.Request) { writeBody(w, long) },
 	} {
@@ -154,8 +153,8 @@ func TestSlowReadersHaveTime(t *testing.T) {
 func TestSlowClientIsDropped(t *testing.T) {
 	t.Parallel()
 	writing, unblock := make(chan bool), make(chan bool)
-	write := func(f frame) error {
-		if f.msg != nil {
+	write := func(msg []byte) error {
+		if msg != nil {
 			writing <- true
 			<-unblock
 		}
@@ -165,7 +164,7 @@ func TestSlowClientIsDropped(t *testing.T) {
 	out := newOutbox(t.Context(), held, write)
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits
-		check(t, fmt.Sprint("message ", i, " is accepted"), out.send(frame{msg: msg}), want)
+		check(t, fmt.Sprint("message ", i, " is accepted"), out.send(msg), want)
 		if i == 0 {
 			<-writing
 		}

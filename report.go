@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
-	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,12 +43,7 @@ type toolReport struct {
 	Params  string `json:"parameters,omitempty"` // their names
 	Webhook string `json:"webhook,omitempty"`    // its URL
 	Fails   string `json:"fails,omitempty"`      // why its deliveries fail
-
-	// For the example command that delivers to the URL: whether webhooks are off, and whether
-	// the sender must sign or needs the secret.
-	Off    bool `json:"off,omitempty"`
-	Signed bool `json:"signed,omitempty"`
-	Secret bool `json:"secret,omitempty"`
+	Signed  bool   `json:"signed,omitempty"`     // its sender must sign deliveries
 }
 
 // Summary returns the beginning of a list of the module's tools, for one line.
@@ -62,8 +56,8 @@ func (m moduleReport) Summary() string {
 }
 
 // report returns all modules, as the view of scope shows them, those in scope first. The
-// webhooks are those of the view of hooks, with URLs of a daemon.
-func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []moduleReport {
+// webhooks, which are not scoped, have URLs of the daemon at daemonURL.
+func (a *app) report(r *Registry, scope Scope, daemonURL string) []moduleReport {
 	list := []moduleReport{}
 	catalog := r.catalog.Load()
 	for _, s := range catalog.modules {
@@ -82,7 +76,7 @@ func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []mod
 			m.State = "building"
 		}
 		if scope.Contains(s.Source) {
-			a.addModule(&m, s, catalog.View(scope), catalog.View(hooks), daemon)
+			a.addModule(&m, s, catalog.View(scope), catalog.View(scopeAll()), daemonURL)
 		} else {
 			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
 		}
@@ -94,7 +88,7 @@ func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []mod
 
 // addModule adds a hosted module, its tools in view and notes for its author to a line.
 // whole is the view that has the paths of webhooks.
-func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon daemonRecord) {
+func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL string) {
 	if m.Err != nil {
 		l.Error = explain(m.Err)
 	}
@@ -115,10 +109,8 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		}
 		receiver, claimants := whole.Hook(hook.HookPath)
 		if receiver == hook {
-			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + webhookPrefix[1:] + hook.HookPath
-			tool.Off = daemon.WebhooksOff
+			tool.Webhook = cmp.Or(daemonURL, defaultURL) + webhookPrefix[1:] + hook.HookPath
 			tool.Signed = t.Method.Signature != ""
-			tool.Secret = daemon.Secret || a.getenv(webhookSecretVar) != ""
 		}
 		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
 			tool.Fails = err.Error()
@@ -153,18 +145,15 @@ const (
 
 // daemonRecord describes a running daemon to the other commands.
 type daemonRecord struct {
-	PID             int
 	URL             string   // the URL by which clients reach the daemon
 	Roots           []string // the folders that it serves
 	RequireClaim    bool
 	RequireApproval bool
-	Secret          bool // webhooks need the secret
-	WebhooksOff     bool // see whoSendsWebhooks
 }
 
 // readDaemon reads the record of the daemon that runs in a data folder. It returns the
-// zero value if none runs. While a daemon starts, the record may be of an earlier one that
-// was killed, or missing.
+// zero value if none runs. While a daemon starts, the record may be of an earlier one, or
+// missing.
 func readDaemon(dataDir string) (d daemonRecord) {
 	raw, err := readRegular(filepath.Join(dataDir, recordName))
 	if err != nil || json.Unmarshal(raw, &d) != nil {
@@ -172,7 +161,7 @@ func readDaemon(dataDir string) (d daemonRecord) {
 	}
 	if lock, err := lockFile(filepath.Join(dataDir, lockName)); err == nil {
 		lock.Close()
-		return daemonRecord{} // the daemon was killed
+		return daemonRecord{} // the daemon has ended
 	}
 	return d
 }
@@ -195,33 +184,30 @@ var pageText string
 // pageContent is the content of the page for people.
 type pageContent struct {
 	Refused    string         // why no modules are shown, or ""
-	Modules    []moduleReport // in the requester's own view; webhooks outside of it are not shown
+	Modules    []moduleReport // in the requester's own view; the page does not show their webhooks
 	Coded      bool           // clients must present a code
 	URL, Nonce string
 
-	Cursor, VSCode template.URL // of links that install usher in these clients, or ""
+	Cursor, VSCode string // what the links that install usher in these clients contain, or ""
 }
 
-// addLinks adds the links that install usher in clients, with the server's URL and, unless it is
-// "", a code. The schemes of the links are foreign to html/template, but all that is variable in
-// them is encoded.
-func (p *pageContent) addLinks(serverURL, code string) {
-	server := map[string]any{"url": serverURL}
+// addLinks adds what the links contain: the server's URL and, unless it is "", a code.
+func (p *pageContent) addLinks(code string) {
+	server := map[string]any{"url": p.URL}
 	if code != "" {
 		server["headers"] = map[string]string{claimHeader: code}
 	}
-	config := url.QueryEscape(base64.StdEncoding.EncodeToString(marshal(server)))
-	p.Cursor = template.URL("cursor://anysphere.cursor-deeplink/mcp/install?name=usher&config=" + config)
+	p.Cursor = base64.StdEncoding.EncodeToString(marshal(server))
 	server["name"] = "usher"
 	server["type"] = "http"
-	p.VSCode = template.URL("vscode:mcp/install?" + url.QueryEscape(string(marshal(server))))
+	p.VSCode = string(marshal(server))
 }
 
 // servePage shows a browser the modules in the requester's own view.
 func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 	refuse := func(w http.ResponseWriter, e *fault) {
 		reason := strings.TrimSuffix(e.Msg, ": "+howToPresent) // the page has a field for a code
-		d.writePage(w, r, e.Status, pageContent{Refused: reason, Coded: true})
+		d.writePage(w, e.Status, pageContent{Refused: reason, Coded: true, URL: d.pageURL(r)})
 	}
 	handle(w, r, d.log, refuse, func() error {
 		from, err := d.server.admitGET(r)
@@ -236,36 +222,29 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
 		d.server.waitReady(r.Context(), scope)
-		p := pageContent{Coded: from.principal.exists()}
-		record := d.record
-		record.URL = d.pageURL(r)
+		p := pageContent{Coded: from.principal.exists(), URL: d.pageURL(r)}
 		// The page contains a code only for a visitor who has presented this code. The id of a
 		// session must not lead to the code.
 		if code, _ := presentedCode(r); code == from.principal.Code {
-			p.addLinks(record.URL, code.Reveal())
+			p.addLinks(code.Reveal())
 		}
-		report := d.app.report(d.registry, scope, scope, record)
+		report := d.app.report(d.registry, scope, "")
 		p.Modules = slices.DeleteFunc(report, func(m moduleReport) bool {
 			return m.Hidden != "" || len(m.Tools) == 0 && m.State != "ready"
 		})
-		d.writePage(w, r, http.StatusOK, p)
+		d.writePage(w, http.StatusOK, p)
 		return nil
 	})
 }
 
 // pageURL returns the URL by which a browser has reached the daemon, or -public-url.
 func (d *daemon) pageURL(r *http.Request) string {
-	scheme := "http://"
-	if r.TLS != nil {
-		scheme = "https://"
-	}
-	return cmp.Or(d.flags.publicURL, scheme+r.Host+"/")
+	return cmp.Or(d.flags.publicURL, d.scheme+"://"+r.Host+"/")
 }
 
 // writePage writes the page. The page contains no script, and no claim code except in the links
 // that install usher; its inline style carries a CSP nonce.
-func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p pageContent) {
-	p.URL = d.pageURL(r)
+func (d *daemon) writePage(w http.ResponseWriter, status int, p pageContent) {
 	p.Nonce = rand.Text()
 	var page bytes.Buffer
 	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // never fails

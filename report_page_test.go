@@ -50,11 +50,10 @@ func getPage(t *testing.T, url, path string, present func(*http.Request)) answer
 type pageView struct{ shows, omits []string }
 
 var (
-	pageOfAll = pageView{[]string{"b_secret", "webhook/other-t/handleTwin", "a_plain"},
+	pageOfAll = pageView{[]string{"b_secret", "other-t_handleTwin", "a_plain"},
 		[]string{"broken", "YOUR-CODE", "<form"}}
-	pageOfProj = pageView{[]string{"a_plain", "Parameters: region, n, on",
-		"webhook/a/handleIt<",
-		"webhook/t/handleTwin<", "YOUR-CODE"}, []string{"secret", "other", "broken"}}
+	pageOfProj = pageView{[]string{"a_plain", "Parameters: region, n, on", ">t_handleTwin<", "YOUR-CODE"},
+		[]string{"secret", "other", "broken"}}
 )
 
 func pageRefusal(says string) pageView {

@@ -193,7 +193,7 @@ func placeShim(name, cacheDir string) (string, error) {
 	if placed, err := os.ReadFile(path); err == nil && bytes.Equal(placed, text) {
 		return path, nil
 	}
-	return path, writeFile(path, text, 0)
+	return path, writeFile(path, text, 0, 0o600)
 }
 
 // webhookSecretVar names the variable with the secret of all webhooks.

@@ -172,7 +172,7 @@ func (w *walk) step() {
 			w.call(alone, w.presentation())
 		}
 	case n < 780:
-		w.stream(s, w.presentation())
+		w.list(s, w.presentation())
 	case n < 850:
 		w.foreign(s, w.presentation())
 	case n < 900:
@@ -344,17 +344,6 @@ func (w *walk) openSSE(p showing) {
 		s.URL = at.String()
 	}
 	w.add("a GET", s, p, got, refusal)
-}
-
-// stream lists the tools, and is answered by a stream.
-func (w *walk) stream(s *walkSession, p showing) {
-	if s.sse {
-		return
-	}
-	want := w.wantList(w.judge(s, p))
-	req := p.in(s.request(http.MethodPost, s.message("tools/list", "")))
-	req.Header.Set("Accept", "text/event-stream, application/json")
-	w.check("a stream", s, p, s.do(req).toolNames(), want)
 }
 
 // foreign names a session of streamable HTTP in the URL, where it does not count.

@@ -130,7 +130,7 @@ func (f *serveFlags) addHost(name string) error {
 func (f *serveFlags) addOrigin(text string) error {
 	text = strings.ToLower(text)
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme == "" || u.Host == "" || text != u.Scheme+"://"+u.Host {
+	if err != nil || u.Host == "" || text != u.Scheme+"://"+u.Host {
 		return errors.New("want scheme and host without a path, such as https://example.com")
 	}
 	f.origins.origins = append(f.origins.origins, text)
@@ -184,17 +184,13 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 			webhookSecretVar)
 	case f.webhooks.timeout <= 0:
 		return usageErrorf("-webhook-timeout: want more than 0")
-	case reachable != "" && !f.servesOthers():
+	case reachable != "" && !f.open && !f.requireClaim:
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
 			"or use -addr 127.0.0.1:%s without -allow-host and -public-url",
 			reachable, mcpFlags, port)
 	}
 	return nil
 }
-
-// servesOthers reports whether the owner has decided what MCP clients elsewhere may do. A
-// session without a code has full access.
-func (f *serveFlags) servesOthers() bool { return f.open || f.requireClaim }
 
 // exposure returns a name or address by which other machines can reach the daemon, or
 // "" if none can. A name of -allow-host counts: whoever allows it expects requests from
@@ -207,6 +203,22 @@ func (f *serveFlags) exposure() string {
 		}
 	}
 	return ""
+}
+
+// whoSendsWebhooks returns a sentence on what senders of webhooks need. If webhooks are off, it
+// names the flag or the address that is the reason: the owner may have added it for MCP only.
+func (f *serveFlags) whoSendsWebhooks() string {
+	hooks := f.webhooks
+	switch {
+	case hooks.secret == "" && !hooks.open && !hooks.local:
+		return fmt.Sprintf("Webhooks are off (%s): set %s or -open-webhooks",
+			cmp.Or(f.exposure(), "-require-claim"), webhookSecretVar)
+	case hooks.secret == "":
+		return "Webhooks need no secret: " + webhookSecretVar + " is not set"
+	case hooks.acceptSignatures:
+		return "Webhooks need the header " + secretHeader + " or a verified signature"
+	}
+	return "Webhooks need the header " + secretHeader
 }
 
 // needsApproval reports whether only approved modules run. By default, -require-claim decides:
@@ -229,6 +241,7 @@ type daemon struct {
 	bannered atomic.Bool // the banner shows the modules
 
 	record   daemonRecord
+	scheme   string // of its URL
 	listener net.Listener
 	lastCert atomic.Pointer[tls.Certificate] // the last one that could be loaded; nil without TLS
 	registry *Registry
@@ -256,13 +269,11 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if err != nil {
 		return err
 	}
-	defer lock.Close() // last, when the record is gone
+	defer lock.Close() // last: the lock says that a daemon runs
 	if err := d.announce(roots); err != nil {
 		return err
 	}
 	defer d.listener.Close()
-	defer os.Remove(filepath.Join(a.data, recordName))
-	defer os.Remove(filepath.Join(a.data, reportName))
 	if flags.needsApproval() {
 		config.Approved = filepath.Join(a.data, approvedName)
 		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
@@ -321,8 +332,7 @@ func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) 
 // record contains what they need to print commands that work, and to decide as the daemon
 // does. It contains no secret.
 func (d *daemon) announce(roots []string) error {
-	scheme, err := d.listen()
-	if err != nil {
+	if err := d.listen(); err != nil {
 		return err
 	}
 	addr := *d.listener.Addr().(*net.TCPAddr)
@@ -331,43 +341,41 @@ func (d *daemon) announce(roots []string) error {
 		// knows, and can say with -public-url.
 		addr.IP = net.IPv4(127, 0, 0, 1)
 	}
-	hooks := d.flags.webhooks
 	d.record = daemonRecord{
-		PID:             os.Getpid(),
-		URL:             cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/"),
+		URL:             cmp.Or(d.flags.publicURL, d.scheme+"://"+addr.String()+"/"),
 		Roots:           roots,
 		RequireClaim:    d.flags.requireClaim,
 		RequireApproval: d.flags.needsApproval(),
-		Secret:          hooks.secret != "",
-		WebhooksOff:     hooks.secret == "" && !hooks.open && !hooks.local,
 	}
-	os.Remove(filepath.Join(d.app.data, reportName)) // of a daemon that was killed
+	os.Remove(filepath.Join(d.app.data, reportName)) // of an earlier daemon
 	if err := replaceFile(filepath.Join(d.app.data, recordName), marshal(d.record)); err != nil {
 		return err
 	}
 	d.log.Info("listening", "version", version(), "address", d.listener.Addr().String(), "url", d.record.URL,
-		"webhooks", d.whoSendsWebhooks())
+		"webhooks", d.flags.whoSendsWebhooks())
 	return nil
 }
 
-// listen opens the address, and returns the scheme of its URL. It loads the certificate once,
-// so that a wrong file is an error of the start and not of the first client.
-func (d *daemon) listen() (scheme string, err error) {
+// listen opens the address. It loads the certificate once, so that a wrong file is an error of
+// the start and not of the first client.
+func (d *daemon) listen() (err error) {
+	d.scheme = "http"
 	d.listener, err = net.Listen("tcp", d.flags.addr)
 	if err != nil {
-		return "", fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+		return fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
 	}
 	if d.flags.tlsCert == "" && d.flags.tlsKey == "" {
-		return "http", nil
+		return nil
 	}
 	if _, err := d.certificate(nil); err != nil {
-		return "", fmt.Errorf("-tls-cert and -tls-key: %w", err)
+		return fmt.Errorf("-tls-cert and -tls-key: %w", err)
 	}
+	d.scheme = "https"
 	d.listener = tls.NewListener(d.listener, &tls.Config{
 		GetCertificate: d.certificate,
 		NextProtos:     []string{"http/1.1"}, // nothing would count the streams of HTTP/2
 	})
-	return "https", nil
+	return nil
 }
 
 // certificate returns the certificate for a new connection. It reads the files each time,
@@ -450,19 +458,18 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 }
 
 // shutDown stops a server without losing the answers of calls that end soon. It closes the
-// connections when they become idle, and the others after
-// twice drainTimeout. stop cancels the calls in flight; shutDown calls it after
-// drainTimeout, and again at the end for calls without a connection, which wait for their
-// clients to return.
+// connections when they become idle, and the others after twice drainTimeout. stop cancels the
+// calls in flight, after drainTimeout at the latest, also those without a connection, which wait
+// for their clients to return.
 func shutDown(web *http.Server, stop func()) {
 	// Shutdown alone would wait for the slowest call, and stop alone would fail them all.
-	late := time.AfterFunc(drainTimeout, stop)
-	defer late.Stop()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*drainTimeout)
-	defer cancel()
-	_ = web.Shutdown(ctx) // after a timeout, Close ends the rest
+	for range 2 {
+		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+		_ = web.Shutdown(ctx) // after a timeout, Close ends the rest
+		cancel()
+		stop()
+	}
 	web.Close()
-	stop()
 }
 
 // ServeHTTP gives a request an id and answers it. The id is in the log and in the answer, so
@@ -510,10 +517,10 @@ func (d *daemon) route(w http.ResponseWriter, r *http.Request) error {
 		return d.webhooks.serve(w, r)
 	}
 	switch {
-	case !d.flags.servesOthers() && isProxied(r):
+	case !d.flags.open && !d.flags.requireClaim && isProxied(r):
 		return httpErrorf(http.StatusBadRequest,
 			"this request came through a proxy: start usher serve with %s", mcpFlags)
-	case r.Method == http.MethodGet && parseAccept(r.Header).html:
+	case r.Method == http.MethodGet && accepts(r.Header, "text/html"):
 		d.servePage(w, r) // at any path, as people mistype addresses
 		return nil
 	case r.URL.Path != "/" && r.URL.Path != "/mcp":
@@ -572,7 +579,7 @@ func (d *daemon) followModules(ctx context.Context) {
 		if !settled { // from now on, records show what the banner may miss
 			d.bannered.Store(true)
 		}
-		modules := d.app.report(d.registry, scopeAll(), scopeAll(), d.record)
+		modules := d.app.report(d.registry, scopeAll(), d.record.URL)
 		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
 			d.log.Warn("writing the report", "err", err)
 		}
@@ -580,38 +587,17 @@ func (d *daemon) followModules(ctx context.Context) {
 			logReady() // not shown before the banner
 		}
 		d.bannered.Store(true)
-		base := "" // commands need no -base
-		if d.app.base != "" {
-			base = filepath.Dir(d.app.data)
-		}
 		if isFirst {
 			writeText(d.out, "banner", map[string]any{
 				"Modules":  modules,
 				"Root":     d.registry.Roots[0],
-				"Base":     base,
+				"Base":     d.app.base,
 				"Record":   d.record,
-				"Webhooks": d.whoSendsWebhooks(),
+				"Webhooks": d.flags.whoSendsWebhooks(),
 			})
 		}
 		if settled {
 			_ = waitFor(ctx, changed)
 		}
 	}
-}
-
-// whoSendsWebhooks returns a sentence on what senders of webhooks need. If webhooks are off, it
-// names the flag or the address that is the reason: the owner may have added it for MCP only.
-func (d *daemon) whoSendsWebhooks() string {
-	switch {
-	case d.record.WebhooksOff:
-		return fmt.Sprintf("Webhooks are off (%s): set %s or -open-webhooks",
-			cmp.Or(d.flags.exposure(), "-require-claim"), webhookSecretVar)
-	case !d.record.Secret && d.flags.webhooks.open:
-		return "Webhooks accept any sender (-open-webhooks): " + webhookSecretVar + " is not set"
-	case !d.record.Secret:
-		return "Webhooks need no secret: " + webhookSecretVar + " is not set"
-	case d.flags.webhooks.acceptSignatures:
-		return "Webhooks need the header " + secretHeader + " or a verified signature"
-	}
-	return "Webhooks need the header " + secretHeader
 }

@@ -110,14 +110,12 @@ const soakContact = `{"email":"a@b","message":"hi","copies":3}`
 func (s *soak) round(t *testing.T, label string) {
 	c := connect(t, s.URL)
 	_, hangUp := c.listen()
+	paused := c.message("tools/call", `{"name":"`+label+`_pause"}`)
+	call := begin(t, http.DefaultClient, c.request(http.MethodPost, paused), false)
 	checkContains(t, label, c.call(label+"_handleContact", soakContact).Body, `"copies":3`)
+	call.hangUp()
+	<-call.done
 	check(t, "calls of a session's own process", c.call("fake_count", "").text(), "1")
-	call := c.message("tools/call", `{"name":"`+label+`_pause"}`)
-	req := c.request(http.MethodPost, call)
-	req.Header.Set("Accept", "text/event-stream, application/json") // a stream from the start
-	_, events, hangUpCall := openStream(t, req)
-	<-events
-	hangUpCall()
 	c.end()
 	hangUp()
 	check(t, "a call without a session",

@@ -192,7 +192,7 @@ func (s *Session) wants(method string, params object) bool {
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	joined := out.send(frame{})
+	joined := out.send(nil)
 	if joined {
 		s.streams = append(s.streams, out)
 	}
@@ -222,7 +222,7 @@ func (s *Session) primary() *outbox {
 // arrive.
 func (s *Session) send(msg []byte) bool {
 	out := s.primary()
-	return out != nil && out.send(frame{msg: msg})
+	return out != nil && out.send(msg)
 }
 
 // notify sends a notification on the session's stream, if there is one.

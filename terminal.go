@@ -32,7 +32,7 @@ type app struct {
 	stderr    io.Writer
 	output    bytes.Buffer // of the command, written to stdout at its end
 	lookupEnv func(string) (string, bool)
-	base      string // the -base flag, else $USHER_BASE
+	base      string // the base folder; "" if commands find it without -base
 	data      string // the data folder; see prepareData
 	claims    *ClaimStore
 }
@@ -80,6 +80,9 @@ func (a *app) prepareData() error {
 	}
 	if err != nil {
 		return fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
+	}
+	if a.base != "" {
+		a.base = filepath.Dir(a.data)
 	}
 	a.claims = openClaims(a.data)
 	return nil

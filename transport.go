@@ -14,6 +14,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -40,7 +41,7 @@ var errNotAllowed error = errMethod("POST, GET, DELETE")
 // writeMCPError writes an error as a JSON-RPC error.
 func writeMCPError(w http.ResponseWriter, e *fault) {
 	rpc := cmp.Or(e.RPC, rpcErrorf(codeRefused, "%s", e.Msg))
-	writeJSON(w, e.Status, frame{msg: encodeError(e.ID, rpc)})
+	writeJSON(w, e.Status, encodeError(e.ID, rpc))
 }
 
 // refusal converts an *rpcError about the request with this id to an HTTP error. It
@@ -58,34 +59,18 @@ func refusal(id json.RawMessage, err error) error {
 	}
 }
 
-// accepts is what a client's Accept header allows.
-type accepts struct {
-	stream      bool
-	streamFirst bool // the stream is listed before JSON
-	html        bool // only browsers ask for it
-}
+// streamTypes are the types in an Accept header that allow a stream.
+var streamTypes = []string{"*/*", "text/*", "text/event-stream"}
 
-// parseAccept reads the Accept header. A missing header allows streams. parseAccept ignores
-// quality values (q=).
-func parseAccept(h http.Header) (a accepts) {
-	hasJSON := false
-	header := cmp.Or(strings.Join(h.Values("Accept"), ","), "*/*")
-	for part := range strings.SplitSeq(header, ",") {
+// accepts reports whether the Accept header lists one of types. It ignores quality values (q=).
+func accepts(h http.Header, types ...string) bool {
+	for part := range strings.SplitSeq(strings.Join(h.Values("Accept"), ","), ",") {
 		kind, _, _ := strings.Cut(part, ";")
-		switch strings.ToLower(strings.TrimSpace(kind)) {
-		case "*/*":
-			hasJSON = true
-			a.stream = true
-		case "application/json", "application/*":
-			hasJSON = true
-		case "text/event-stream", "text/*":
-			a.stream = true
-			a.streamFirst = a.streamFirst || !hasJSON
-		case "text/html":
-			a.html = true
+		if slices.Contains(types, strings.ToLower(strings.TrimSpace(kind))) {
+			return true
 		}
 	}
-	return a
+	return false
 }
 
 // servePOST receives one message. It answers a request, and accepts any other message.
@@ -131,16 +116,15 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
 	// asked or notified.
-	var write func(frame) error
-	accept := parseAccept(r.Header)
-	if accept.stream {
+	var write func([]byte) error
+	if accepts(r.Header, streamTypes...) {
 		write = sseWriter(w)
 	}
 	request := s.newRequest(from, newOutbox(r.Context(), held, write), msg, params)
 	if from.session.era == stateless {
 		request.header = r.Header
 	}
-	answerPOST(w, request, accept.streamFirst)
+	answerPOST(w, request)
 	return nil
 }
 
@@ -183,35 +167,29 @@ func (s *Server) inSession(
 var errNoID error = httpErrorf(http.StatusBadRequest,
 	"no %s: send initialize first, then the id from its answer", sessionHeader)
 
-// answerPOST runs a request, and writes the answer to w or, as a stream, to r.out.
-func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
-	old := r.session.era == stateful
+// answerPOST runs a request, and writes the answer to w or, if that is a stream, to r.out.
+func answerPOST(w http.ResponseWriter, r *request) {
 	var result object
 	err := r.begin(r.server.stopped)
 	if err == nil {
 		defer r.end()
-		if !old { // the end of its connection cancels a request of this era
+		if r.session.era == stateless { // the end of its connection cancels a request of this era
 			defer context.AfterFunc(r.out.ctx, func() { r.cancel(context.Canceled) })()
-		}
-		if streamFirst && old { // a stateless error needs its HTTP status
-			r.out.send(frame{})
 		}
 		result, err = r.answer()
 	}
 	status := http.StatusOK
-	if err != nil && !old {
+	if err != nil && r.session.era == stateless {
 		status = rpcStatus(asRPCError(err).Code)
 	}
 	answer := r.encodeAnswer(result, err)
-	// A cancelled request gets no message: its stream only ends.
-	stream := answer.msg == nil || streamFirst && status == http.StatusOK
 	switch {
-	case r.out.finish(answer, stream):
+	case r.out.finish(answer):
 		<-r.out.done
-	case answer.msg == nil:
+	case answer == nil: // of a cancelled request
 		w.WriteHeader(http.StatusAccepted)
 	default:
-		if r.out.held.grow(int64(len(answer.msg))) != nil {
+		if r.out.held.grow(int64(len(answer))) != nil {
 			status = http.StatusInternalServerError
 			answer = r.encodeAnswer(nil, errNoRoomToAnswer)
 		}
@@ -229,8 +207,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
 		return from, errNotAllowed
 	}
-	accept := parseAccept(r.Header)
-	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
+	if !accepts(r.Header, append(streamTypes, "text/html")...) {
 		return from, httpErrorf(http.StatusNotAcceptable,
 			"a GET of the MCP endpoint must accept text/event-stream")
 	}
@@ -356,7 +333,7 @@ func (d *duplex) receive(from admission, body []byte) error {
 		d.from.session.handleNotification(msg)
 	}
 	if err != nil {
-		d.out.send(frame{msg: encodeError(msg.ID, err)})
+		d.out.send(encodeError(msg.ID, err))
 	}
 	return nil
 }
@@ -399,7 +376,7 @@ func (s *Server) serveSSE(path string, from admission, out *outbox, hangUp func(
 	d := &duplex{server: s, from: from, out: out}
 	from.session.receive = d.receive // before anybody knows the session's name
 	// The address is relative, as usher does not know the path that a proxy adds.
-	out.send(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + from.session.name)})
+	out.send([]byte(path + "?sessionId=" + from.session.name))
 	_ = d.serve(nil, hangUp) // its input arrives by POST
 }
 
@@ -431,7 +408,7 @@ func (d *duplex) receiveLines(lines *lineReader) error {
 		line, err := lines.next()
 		switch {
 		case err == errLineTooLong:
-			d.out.send(frame{msg: encodeError(nil, err)})
+			d.out.send(encodeError(nil, err))
 		case err == io.EOF:
 			return nil
 		case err != nil:

@@ -572,5 +572,5 @@ func (a *webhookAnswer) write(w http.ResponseWriter) {
 // writeWebhookError writes an error as {"error": …}. Many providers show the body to the
 // person who set up the webhook.
 func writeWebhookError(w http.ResponseWriter, e *fault) {
-	writeJSON(w, e.Status, frame{msg: object{{"error", quote(e.Msg)}}.encode()})
+	writeJSON(w, e.Status, object{{"error", quote(e.Msg)}}.encode())
 }
