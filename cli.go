@@ -90,7 +90,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	c, ok := commands[name]
 	if !ok {
 		known := append(sortedKeys(commands), "claim revoke")
-		a.warnf("unknown command %q: %s", name, didYouMean("usher ", name, known))
+		a.warnf("unknown command %q: %s", name, cmp.Or(didYouMean("usher ", name, known), "see usher help"))
 		return 2
 	}
 	return a.status(ctx, name, a.runCommand(ctx, name, c, args))
@@ -178,7 +178,8 @@ func explainFlag(fs *flag.FlagSet, err error) error {
 	}
 	var known []string
 	fs.VisitAll(func(f *flag.Flag) { known = append(known, f.Name) })
-	return usageErrorf("unknown flag -%s: %s", unknown, didYouMean("-", unknown, known))
+	hint := cmp.Or(didYouMean("-", unknown, known), "see usher help")
+	return usageErrorf("unknown flag -%s: %s", unknown, hint)
 }
 
 // synonyms maps commands and flags of other programs to those of usher.
@@ -190,16 +191,16 @@ var synonyms = map[string]string{
 }
 
 // didYouMean returns a question that names, after prefix, the known name that a mistyped word
-// probably means. If none is similar, it returns where to look.
+// probably means, or "" if none is similar.
 func didYouMean(prefix, word string, known []string) string {
 	for n := range 3 {
 		for _, name := range known {
-			if name == synonyms[word] || isSimilar(word, name, min(n, len(word)/2)) {
+			if name != "" && (name == synonyms[word] || isSimilar(word, name, min(n, len(word)/2))) {
 				return "did you mean " + prefix + name + "?"
 			}
 		}
 	}
-	return "see usher help"
+	return ""
 }
 
 // isSimilar reports whether at most n bytes must be inserted, deleted or replaced to change a
@@ -362,11 +363,13 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 		if err != nil {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
+		var names []string // of all modules
 		config := registryConfig{
 			// Other modules are not started, because a build may take minutes. The label of a
 			// module, and the name of a tool, contain the module's name, which is "" for a .mcp.json
 			// that can't be read.
 			Only: func(name string) bool {
+				names = append(names, name)
 				return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
 			},
 			Log: newRecordLog(func(record object) {
@@ -376,7 +379,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 			}),
 		}
 		return a.withModules(ctx, []string{*dir}, config, func(r *Registry) error {
-			tool, err := a.findTool(r, *scope, words)
+			tool, err := a.findTool(r, *scope, words, names)
 			if err != nil {
 				return err
 			}
@@ -386,12 +389,15 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 }
 
 // findTool returns the tool that words name: by its name, or by a module's label and a
-// method. The error lists the tools of the modules that the words may mean, and the reasons why
-// these modules are not hosted: the usual reason for a missing tool is a module that can't be
-// built.
-func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) {
+// method. The error names a tool with a similar name. Without one, it lists the tools of the
+// modules that the words may mean, and the reasons why these modules are not hosted: the usual
+// reason for a missing tool is a module that can't be built. If the words mean no module, it names
+// a module with a similar name.
+func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item, error) {
 	name := strings.Join(words, " ")
+	var tools []string
 	for _, t := range r.View(scope).Tools {
+		tools = append(tools, t.Name)
 		if name == t.Name || name == t.Label+" "+t.Method.Name {
 			return t, nil
 		}
@@ -408,8 +414,11 @@ func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) 
 		}
 		hints = append(hints, m.File+" "+hint)
 	}
-	return nil, fmt.Errorf("no tool %s here: %s",
-		name, cmp.Or(strings.Join(hints, "; "), "set -dir, or see usher modules"))
+	return nil, fmt.Errorf("no tool %s here: %s", name, cmp.Or(
+		didYouMean("", strings.Join(words, "_"), tools),
+		strings.Join(hints, "; "),
+		didYouMean("module ", words[0], modules),
+		"set -dir, or see usher modules"))
 }
 
 // nameParts returns a name with an underscore before and after each of its parts. Labels and
@@ -581,11 +590,16 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		path := args[0]
 		name, _, ok := moduleFile(filepath.Base(path))
 		// The starters are embedded, one for each language; .mjs and .mts have that of .js and .ts.
-		language := strings.Replace(filepath.Ext(path), ".m", ".", 1)
+		ext := filepath.Ext(path)
+		language := strings.Replace(ext, ".m", ".", 1)
 		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + language + ".txt")
 		if !ok || err != nil || checkModuleName(name) != nil {
-			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, "+
-				"and an ending such as .usher.py", path)
+			hint := "want a module name of A-Z a-z 0-9 _ -, and an ending such as .usher.py"
+			stem := strings.TrimSuffix(path, ext)
+			if err == nil && checkModuleName(filepath.Base(stem)) == nil {
+				hint = "did you mean " + stem + ".usher" + ext + "?"
+			}
+			return usageErrorf("FILE %q: %s", path, hint)
 		}
 		if err := writeFile(path, starter, os.O_EXCL, 0o644); err != nil {
 			return fmt.Errorf("writing a new file: %w", err)
