@@ -75,6 +75,15 @@ func lockFile(path string) (*os.File, error) {
 	return os.NewFile(uintptr(h), path), nil
 }
 
+// isLocked reports whether another process has locked a file.
+func isLocked(path string) bool {
+	f, err := lockFile(path)
+	if err == nil {
+		f.Close()
+	}
+	return err != nil
+}
+
 // isShared reports whether an operation may have failed because another process, such as a
 // virus scanner, has the file open. A lack of permission looks the same.
 func isShared(err error) bool {

@@ -159,8 +159,7 @@ func readDaemon(dataDir string) (d daemonRecord) {
 	if err != nil || json.Unmarshal(raw, &d) != nil {
 		return daemonRecord{}
 	}
-	if lock, err := lockFile(filepath.Join(dataDir, lockName)); err == nil {
-		lock.Close()
+	if !isLocked(filepath.Join(dataDir, lockName)) {
 		return daemonRecord{} // the daemon has ended
 	}
 	return d

@@ -184,6 +184,8 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 			webhookSecretVar)
 	case f.webhooks.timeout <= 0:
 		return usageErrorf("-webhook-timeout: want more than 0")
+	case f.registry.CallTimeout < 0 || f.registry.Idle < 0:
+		return usageErrorf("-call-timeout, -idle: want 0 or more")
 	case reachable != "" && !f.open && !f.requireClaim:
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
 			"or use -addr 127.0.0.1:%s without -allow-host and -public-url",
