@@ -416,10 +416,11 @@ func formParams(form *multipart.Form, s *schema) (list object) {
 		}
 	}
 	for _, name := range sortedKeys(values) {
-		types := s.property(name).Type
-		if slices.Contains(types, "array") || len(types) == 0 && len(values[name]) > 1 {
+		property := s.property(name)
+		repeats := property.Type == nil && len(values[name]) > 1
+		if repeats || slices.Contains(property.Type, "array") {
 			list = append(list, member{name, marshal(values[name])})
-		} else if value := fieldValue(values[name][0], types); value != nil {
+		} else if value := fieldValue(values[name][0], property); value != nil {
 			list = append(list, member{name, value})
 		}
 	}
@@ -444,34 +445,25 @@ func fileValue(file *multipart.FileHeader) json.RawMessage {
 	return marshal(value)
 }
 
-// formBooleans maps what forms send for a boolean to JSON. A browser sends on for a checkbox
-// without a value.
-var formBooleans = map[string]string{
-	"true":  "true",
-	"on":    "true",
-	"1":     "true",
-	"false": "false",
-	"off":   "false",
-	"0":     "false",
-}
-
-// fieldValue converts a form's text to the number or boolean that the schema requires.
-// Other text is unchanged, so the check of arguments refuses it. fieldValue returns nil
-// for a field left blank, because forms send blank fields too. Only a form's text is converted:
-// in JSON, the sender has chosen the type, and a wrong one is the sender's mistake.
-func fieldValue(value json.RawMessage, types []string) json.RawMessage {
-	text, ok := unquote(value)
-	wants := func(kind string) bool { return slices.Contains(types, kind) }
-	switch {
-	case !ok || wants("string"):
+// fieldValue converts a form's text to the JSON in it, such as a number or a boolean, if the
+// schema accepts that and not the text. Other text is unchanged, so the check of arguments
+// refuses it. fieldValue returns nil for a field left blank, because forms send blank fields
+// too. Only a form's text is converted: in JSON, the sender has chosen the type, and a wrong
+// one is the sender's mistake.
+func fieldValue(value json.RawMessage, s *schema) json.RawMessage {
+	text, isText := unquote(value)
+	if !isText || matches(s, value) {
 		return value
-	case text == "" && len(types) > 0:
+	}
+	if text == "on" { // from a checkbox without a value
+		text = "true"
+	}
+	converted := oneLine([]byte(strings.TrimSpace(text)))
+	switch {
+	case text == "":
 		return nil
-	case (wants("number") || wants("integer")) && json.Valid([]byte(text)) &&
-		strings.ContainsAny(text[:1], "-0123456789"):
-		return json.RawMessage(strings.TrimSpace(text))
-	case wants("boolean") && formBooleans[text] != "":
-		return json.RawMessage(formBooleans[text])
+	case json.Valid(converted) && matches(s, converted):
+		return converted
 	}
 	return value
 }

@@ -125,6 +125,7 @@ func TestWebhookBodyBecomesParameters(t *testing.T) {
 		{"handleForm", `b=on`, `{"b":true}`, 200},
 		{"handleForm", `i=9007199254740993&f=-1e3`, `{"f":-1e3,"i":9007199254740993}`, 200},
 		{"handleForm", `i=5%0A`, `{"i":5}`, 200},
+		{"handleForm", `o=%7B%22a%22:%0A1%7D`, `{"o":{"a":1}}`, 200},
 		{"handleForm", `i=`, `{}`, 200},
 		{"handleForm", `any=5&any=6`, `{"any":["5","6"]}`, 200},
 		{"handleAny", `c=x&d=1&c=y`, `{"c":["x","y"],"d":"1"}`, 200}, // a Python method may take any, as **kwargs
