@@ -62,7 +62,7 @@ var signatureSchemes = map[string]signatureScheme{
 }
 
 // signatureRule describes how deliveries to a method must be signed, according to its
-// @signature tag.
+// @signature tag. The zero rule stands for no tag: no signature satisfies it.
 type signatureRule struct {
 	signatureScheme
 	scheme   string // its name
@@ -71,15 +71,15 @@ type signatureRule struct {
 }
 
 // parseSignature parses a @signature tag and reads its key from the environment. It
-// returns nil for no tag. A method whose tag has an error must not be served.
-func parseSignature(tag string, getenv func(string) string) (*signatureRule, error) {
+// returns the zero rule for no tag. A method whose tag has an error must not be served.
+func parseSignature(tag string, getenv func(string) string) (r signatureRule, err error) {
 	if tag == "" {
-		return nil, nil
+		return r, nil
 	}
 	words := strings.Fields(tag)
 	n := len(words)
 	if n < 3 || n > 4 || words[0] != "@signature" {
-		return nil, errors.New("begin a line with the whole tag, " +
+		return r, errors.New("begin a line with the whole tag, " +
 			"such as @signature github GITHUB_WEBHOOK_SECRET")
 	}
 	scheme, known := signatureSchemes[words[1]]
@@ -89,8 +89,7 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 	if scheme.times == nil {
 		scheme.times = scheme.headers
 	}
-	r := &signatureRule{scheme, words[1], words[n-1], []byte(getenv(words[n-1]))}
-	var err error
+	r = signatureRule{scheme, words[1], words[n-1], []byte(getenv(words[n-1]))}
 	switch {
 	case !known:
 		err = fmt.Errorf("no scheme %q: want one of %s",
@@ -107,9 +106,9 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 		err = r.decodeKey()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("@signature: %w", err)
+		err = fmt.Errorf("@signature: %w", err)
 	}
-	return r, nil
+	return r, err
 }
 
 // decodeKey decodes the key, if it is encoded in the rule's scheme.
@@ -132,6 +131,9 @@ func (r *signatureRule) decodeKey() (err error) {
 
 // verify verifies the signature of a body. Its errors are for the log.
 func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error {
+	if r.scheme == "" {
+		return errors.New("the secret is missing or wrong, and the method has no @signature")
+	}
 	signatures := r.signatures(h)
 	if len(signatures) == 0 {
 		return fmt.Errorf("no signature in %s", strings.Join(r.headers, ", "))
@@ -178,20 +180,15 @@ func (r *signatureRule) mac(prefix string, body []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// signatures returns what may be signatures in a request's headers, or nil if r is nil.
-func (r *signatureRule) signatures(h http.Header) []string {
-	if r == nil {
-		return nil
-	}
-	return headerWords(h, r.headers)
-}
+// signatures returns what may be signatures in a request's headers.
+func (r *signatureRule) signatures(h http.Header) []string { return headerWords(h, r.headers) }
 
 // keyHeader returns the name of the header that contains the key itself; "" for none.
 func (r *signatureRule) keyHeader() string {
-	if r == nil || r.scheme != "token" {
-		return ""
+	if r.scheme == "token" {
+		return r.headers[0]
 	}
-	return r.headers[0]
+	return ""
 }
 
 // headerWords returns the words in the named headers. Spaces, commas and semicolons separate
@@ -235,9 +232,6 @@ func checkRecent(stamp string, now time.Time) error {
 // challenge returns the answer to a verified request by which the provider tests the URL, or
 // nil if the request is for the method. Zoom repeats its test every 72 hours.
 func (r *signatureRule) challenge(body []byte) json.RawMessage {
-	if r == nil {
-		return nil
-	}
 	list := members(body)
 	switch {
 	case r.scheme == "discord" && string(list.get("type")) == "1":

@@ -65,10 +65,10 @@ type delivery struct {
 	received  time.Time
 	hasSecret bool // the secret is right, or none is needed
 	body      []byte
-	held      *reservation   // of body and arguments; nil until the body is read
-	tool      *Item          // whose method is called; nil until it is found
-	rule      *signatureRule // of the method; nil for none
-	status    int            // of the answer
+	held      *reservation  // of body and arguments; nil until the body is read
+	tool      *Item         // whose method is called; nil until it is found
+	rule      signatureRule // of the method; zero for none
+	status    int           // of the answer
 }
 
 // serve answers a request for a path below webhookPrefix, and logs it. The caller has
@@ -110,9 +110,7 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	}
 	// A lack of room says nothing about what exists, and passes, so the sender should try again.
 	if err != nil && err != errNoRoom && !d.hasSecret {
-		return httpErrorf(http.StatusUnauthorized,
-			"the signature, or the secret in %s, is missing or wrong: usher's log has the reason",
-			secretHeader).because(err)
+		return errUnauthorized(err)
 	}
 	if err != nil {
 		return err
@@ -320,18 +318,21 @@ func (d *delivery) meta() json.RawMessage {
 // does not replace a signature: it shows only that the sender may use usher, and not that the
 // provider has sent this body.
 func (d *delivery) verify() error {
-	if d.rule == nil {
-		if !d.hasSecret {
-			return httpErrorf(http.StatusUnauthorized,
-				"the secret is missing or wrong, and the method has no @signature")
-		}
+	if d.rule.scheme == "" && d.hasSecret {
 		return nil
 	}
 	if err := d.rule.verify(d.request.Header, d.body, d.received); err != nil {
-		// A more detailed answer would help only a forger.
-		return httpErrorf(http.StatusUnauthorized, "the signature is missing, wrong or too old").because(err)
+		return errUnauthorized(err)
 	}
 	return nil
+}
+
+// errUnauthorized returns the refusal of a delivery that lacks a proof of its sender. The reason
+// is only for the log: a more detailed answer would help only a forger.
+func errUnauthorized(reason error) error {
+	return httpErrorf(http.StatusUnauthorized,
+		"the signature, or the secret in %s, is missing or wrong: usher's log has the reason",
+		secretHeader).because(reason)
 }
 
 const (
