@@ -348,7 +348,7 @@ type schema struct {
 	Additional additionalSchema `json:"additionalProperties"`
 	Items      *schema
 	AnyOf      []*schema
-	OneOf      []*schema // as AnyOf, and only without it
+	OneOf      []*schema // as AnyOf
 
 	// Header is the rest of the name of a header Mcp-Param-HEADER, in which requests repeat
 	// this parameter (MCP 2026-07-28, basic/transports/streamable-http, "Custom Headers").
@@ -400,12 +400,7 @@ func (s *schema) values() []any {
 }
 
 // alternatives returns the schemas of which a value must fit one.
-func (s *schema) alternatives() []*schema {
-	if s.AnyOf != nil {
-		return s.AnyOf
-	}
-	return s.OneOf
-}
+func (s *schema) alternatives() []*schema { return slices.Concat(s.AnyOf, s.OneOf) }
 
 // argumentCheck checks the arguments of one call. Because of left and depth, a check always
 // terminates, even if a $ref leads to itself.
