@@ -121,7 +121,7 @@ func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage 
 	own := members(schema)
 	if len(own.without("description", "default")) == 0 {
 		own = append(docType(d.kind), own...)
-		if d.kind != "" && docType(strings.TrimRight(d.kind, " []")) == nil {
+		if d.kind != "" && docType(d.kind) == nil {
 			const format = "@param {%s} %s: want %s"
 			want := strings.Join(docTypes, ", ")
 			m.problems = append(m.problems, fmt.Sprintf(format, d.kind, d.name, want))
@@ -139,14 +139,16 @@ func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage 
 // docTypes are the JSON Schema types that @param can name.
 var docTypes = []string{"integer", "number", "string", "boolean", "object", "array"}
 
-// docType returns the schema of a type in @param; an empty one if the type is unknown.
+// docType returns the schema of a type in @param, or nil if the type is unknown.
 func docType(s string) object {
 	s = strings.TrimSpace(s)
 	if literals := parseLiterals(s); literals != nil {
 		return object{{"enum", marshal(literals)}}
 	}
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
-		return object{{"type", quote("array")}, {"items", docType(inner).encode()}}
+		if items := docType(inner); items != nil {
+			return object{{"type", quote("array")}, {"items", items.encode()}}
+		}
 	}
 	if name := strings.ToLower(s); slices.Contains(docTypes, name) {
 		return object{{"type", quote(name)}}
@@ -470,11 +472,7 @@ func (c *argumentCheck) misfit(s *schema, value json.RawMessage) *argumentError 
 func (c *argumentCheck) wanted(s *schema) string {
 	s = c.resolve(s)
 	if enum := s.values(); enum != nil {
-		text := strings.Trim(string(marshal(enum)), "[]")
-		if len(enum) == 1 {
-			return text
-		}
-		return "one of " + text
+		return "one of " + strings.Trim(string(marshal(enum)), "[]")
 	}
 	if s.Format == "date-time" {
 		return "a time such as 2006-01-02T15:04:05Z"
@@ -525,7 +523,7 @@ func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError 
 	isDelivery := c.depth == 1 && list.get(webhookParam) != nil
 	for _, f := range list {
 		property, declared := s.Properties[f.key]
-		additional := !declared && !isDelivery && f.key != webhookParam
+		additional := !declared && !isDelivery
 		if additional {
 			property = s.Additional.schema
 		}

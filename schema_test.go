@@ -154,7 +154,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		`"shape":{}`: `parameter "shape": want object with kind, radius or ` +
 			`object with kind, size, got object`,
 		`"square":{"kind":"square"}`:   `parameter "square.size" is required`,
-		`"square":{"kind":"cube"}`:     `parameter "square.kind": want "square"`,
+		`"square":{"kind":"cube"}`:     `parameter "square.kind": want one of "square"`,
 		`"square":[]`:                  `parameter "square": want object with kind, size or null, got`,
 		`"strict":{"b":1}`:             `parameter "strict.b" is unknown: want a`,
 		`"I":1`:                        `parameter "I" is unknown: want a, any, at, b, counts,`,
