@@ -178,8 +178,7 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	ready := true // the view contains all modules
 	// Webhooks are not scoped: whoever has the secret may deliver to all of them.
-	view := h.modules.View(scopeAll())
-	tool, claimants := view.Hook(d.path)
+	tool, claimants := h.modules.View(scopeAll()).Hook(d.path)
 	if tool == nil && claimants == nil {
 		if d.hasSecret {
 			h.modules.Refresh(d.received)
@@ -359,17 +358,18 @@ func parseType(h http.Header) (kind, boundary string, err error) {
 // send such deliveries to test the URL. Errors are *fault.
 func parameters(h http.Header, body []byte, s *schema) (object, error) {
 	kind, boundary, err := parseType(h)
-	if err != nil || len(bytes.TrimSpace(body)) == 0 {
+	text := bytes.TrimSpace(body)
+	if err != nil || len(text) == 0 {
 		return nil, err
 	}
 	form := &multipart.Form{}
 	switch {
 	case kind == multipartType: // in memory: its limit is the size of the body, which was read
 		form, err = multipart.NewReader(bytes.NewReader(body), boundary).ReadForm(int64(len(body)))
-	case kind == formType && bytes.TrimSpace(body)[0] != '{': // curl -d sends JSON as a form, too
+	case kind == formType && text[0] != '{': // curl -d sends JSON as a form, too
 		form.Value, err = url.ParseQuery(string(body))
-	case bytes.TrimSpace(body)[0] == '[' && checkJSON(body, "") == nil:
-		return object{{"items", oneLine(bytes.TrimSpace(body))}}, nil
+	case text[0] == '[' && checkJSON(text, "") == nil:
+		return object{{"items", oneLine(text)}}, nil
 	default:
 		return jsonObject(body)
 	}
