@@ -36,7 +36,7 @@ func TestAskReachesEveryClient(t *testing.T) {
 					msg := c.call(module+"_ask", askForms("refused"))
 					c.forgetAsked()
 					checkContains(t, "the result", string(msg), "the user said no")
-					failed := string(field(field(msg, "result"),
+					failed := string(field(msg, "result",
 						"isError")) == "true" || field(msg, "error") != nil
 					check(t, "the call failed", failed, true)
 				})
@@ -179,9 +179,9 @@ func TestAskInEachMethod(t *testing.T) {
 			}.encode())
 			send := func(method, params string) answer {
 				return c.modern(method, params, func(r *http.Request) {
-					name := stringField(json.RawMessage(params), "name")
+					name := stringField(params, "name")
 					if method == "resources/read" {
-						name = stringField(json.RawMessage(params), "uri")
+						name = stringField(params, "uri")
 					}
 					r.Header.Set(nameHeader, name)
 				})
@@ -191,7 +191,7 @@ func TestAskInEachMethod(t *testing.T) {
 				`{"ask-1":{"action":"accept","content":{"word":"yes"}}}`)
 			want := `{"method":"elicitation/create","params":{"message":"` + tt.method + `",`
 			checkContains(t, "the question",
-				string(field(field(a.result(), "inputRequests"), "ask-1")), want)
+				string(field(a.result(), "inputRequests", "ask-1")), want)
 			wantStale(t, "its state with "+tt.other, send(tt.other, back))
 			a = send(tt.method, back)
 			check(t, "resumed: failure", a.failure(), "")

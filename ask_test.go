@@ -40,7 +40,7 @@ func checkLacks(t *testing.T, what string, a answer, want string) {
 	check(t, what+": status", a.Status, http.StatusBadRequest)
 	check(t, what+": code", string(field(e, "code")), "-32021")
 	check(t, what+": capabilities",
-		string(field(field(e, "data"), "requiredCapabilities")), want)
+		string(field(e, "data", "requiredCapabilities")), want)
 }
 
 // ---- Late answers and questions

@@ -113,7 +113,7 @@ func (m modernRequest) do(c *testClient) (a answer, status int) {
 		if m.meta != "-" {
 			params = `{"_meta":{` + m.meta + `}}`
 		}
-		body := encodeRequest(json.RawMessage(`"q"`), method, members(json.RawMessage(params)))
+		body := encodeRequest(json.RawMessage(`"q"`), method, objectOf(params))
 		own := c.request(http.MethodPost, string(body))
 		own.Header = req.Header
 		req = own
@@ -140,7 +140,7 @@ func TestStatelessRequestsAreChecked(t *testing.T) {
 			a, status := tt.do(c)
 			check(t, "status", a.Status, status)
 			code := 0
-			json.Unmarshal(field(field(a.last(), "error"), "code"), &code)
+			json.Unmarshal(field(a.last(), "error", "code"), &code)
 			check(t, "code", code, tt.code)
 			checkContains(t, "the answer", a.Body, tt.says)
 			check(t, "id", string(field(a.last(), "id")), `"q"`)
@@ -210,7 +210,7 @@ func TestStatelessResultsAreComplete(t *testing.T) {
 			a := c.modern(tt.method, tt.params)
 			checkContains(t, "the answer", a.Body, tt.says)
 			check(t, "resultType", stringField(a.result(), "resultType"), resultComplete)
-			server := field(field(a.result(), "_meta"), metaServerInfo)
+			server := field(a.result(), "_meta", metaServerInfo)
 			check(t, "server", stringField(server, "name"), "usher")
 			scope := "private"
 			if tt.kept == never {

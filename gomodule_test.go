@@ -43,8 +43,8 @@ func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 	defer p.end()
 	info := p.request("initialize", "{}")
 	o.Doc = stringField(info, "instructions")
-	experimental := field(field(info, "capabilities"), "experimental")
-	must(t, json.Unmarshal(field(field(experimental, "usher/problems"), "problems"),
+	experimental := field(info, "capabilities", "experimental")
+	must(t, json.Unmarshal(field(experimental, "usher/problems", "problems"),
 		&o.Problems))
 	for _, tool := range p.tools() {
 		shown := object{{"name", field(tool, "name")}}
@@ -421,8 +421,8 @@ func TestGoModuleFields(t *testing.T) {
 	}
 	for _, tool := range tools {
 		name := stringField(tool, "name")
-		value := field(json.RawMessage(p.call(name, "{}")), "structuredContent")
-		check(t, name, keys(field(field(tool, "inputSchema"), "properties")), keys(value))
+		value := field(p.call(name, "{}"), "structuredContent")
+		check(t, name, keys(field(tool, "inputSchema", "properties")), keys(value))
 	}
 }
 

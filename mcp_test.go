@@ -145,7 +145,7 @@ func TestCancelReachesTheModule(t *testing.T) {
 	long(t)
 	c := oneFake(t)
 	call := c.message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
-	id := string(field(json.RawMessage(call), "id"))
+	id := string(field(call, "id"))
 	cancel := func(id string) {
 		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
 	}

@@ -495,7 +495,7 @@ func TestWaitingCallsEnd(t *testing.T) {
 				if tt.params == ask {
 					_, text := calls[0].got()
 					_, question, _ := strings.Cut(text, "data: {")
-					id := field(json.RawMessage("{"+question), "id")
+					id := field("{"+question, "id")
 					c.post(string(encodeResult(id,
 						members(askAnswer("yes")("elicitation/create", nil)))))
 				}

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -123,7 +122,7 @@ func (p *modulePeer) testAsksInTurn(kind string) {
 	if strings.Contains(line, "notifications/message") { // what some yield in between
 		line = p.next()
 	}
-	p.reply(string(field(json.RawMessage(line), "id")), `{"n":2}`)
+	p.reply(string(field(line, "id")), `{"n":2}`)
 	p.wantAnswer("3", `[{\"n\":1},null,{\"n\":2}]`)
 
 	p.sendCall("4", "ask"+kind, `{"item":{"ask":"a"}}`)

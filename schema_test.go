@@ -395,7 +395,7 @@ func FuzzParseMethod(f *testing.F) {
 			t.Fatalf("%s is read again as %s", shown, reread)
 		}
 		schema := field(shown, "inputSchema")
-		if field(field(schema, "properties"), webhookParam) != nil || members(schema) == nil {
+		if field(schema, "properties", webhookParam) != nil || members(schema) == nil {
 			t.Fatalf("the schema of %s", shown)
 		}
 	})

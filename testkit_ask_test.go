@@ -31,7 +31,7 @@ func askState(t *testing.T, a answer, n int) string {
 
 // goOn returns the params of a request that continues a call.
 func goOn(params, state, responses string) string {
-	list := members(json.RawMessage(params))
+	list := objectOf(params)
 	return string(append(list, withState(state, responses)...).encode())
 }
 
@@ -427,7 +427,7 @@ func askOverSSE(t *testing.T, url, caps, code string) *askClient {
 
 // initialize sends initialize, and waits for the answer.
 func (c *askClient) initialize(version, caps string) {
-	params := field(json.RawMessage(initializeWith(version, caps)), "params")
+	params := field(initializeWith(version, caps), "params")
 	c.get(c.send(c.t.Context(), c.nextID(), "initialize", string(params)))
 }
 

@@ -189,7 +189,7 @@ func (b *bubble) play(w *Worker, line []byte) {
 	case msg.Method == "tools/call" && b.native:
 		const result = `{"resultType":"input_required","requestState":"s","inputRequests":` +
 			`{"q":{"method":"elicitation/create","params":{"message":"well?"}}}}`
-		w.handle(&Message{ID: id, Result: members(json.RawMessage(result))})
+		w.handle(&Message{ID: id, Result: objectOf(result)})
 	case msg.Method == "tools/call":
 		b.tools[string(id)] = name
 		const params = `{"message":"well?","requestedSchema":{"type":"object","properties":{}},` +
@@ -197,7 +197,7 @@ func (b *bubble) play(w *Worker, line []byte) {
 		w.handle(&Message{
 			ID:     json.RawMessage(`"of ` + string(id) + `"`),
 			Method: "elicitation/create",
-			Params: members(json.RawMessage(fmt.Sprintf(params, metaCall, id))),
+			Params: objectOf(fmt.Sprintf(params, metaCall, id)),
 		})
 	case msg.Method == "": // an answer
 		call := strings.Trim(strings.TrimPrefix(string(id), `"of `), `"`)

@@ -124,11 +124,20 @@ func (a answer) last() json.RawMessage {
 	return a.Events[len(a.Events)-1]
 }
 
-// field returns the value under key in a JSON object, or nil.
-func field(raw json.RawMessage, key string) json.RawMessage { return members(raw).get(key) }
+// field returns the value under the last of keys in a JSON object, the others lead to it, or nil.
+func field[T ~[]byte | ~string](raw T, keys ...string) json.RawMessage {
+	value := json.RawMessage(raw)
+	for _, key := range keys {
+		value = members(value).get(key)
+	}
+	return value
+}
 
-// stringField returns the string under key in a JSON object, or "".
-func stringField(raw json.RawMessage, key string) string { return members(raw).text(key) }
+// stringField is field for a string, or "".
+func stringField[T ~[]byte | ~string](raw T, keys ...string) string {
+	last := len(keys) - 1
+	return members(field(raw, keys[:last]...)).text(keys[last])
+}
 
 // withMember returns a JSON object with key set to value.
 func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
@@ -322,7 +331,7 @@ const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 func (c *testClient) modernPOST(id, method, params string) *http.Request {
 	c.t.Helper()
 	own := members(field(rawOrNil(params), "_meta"))
-	meta := members(json.RawMessage("{" + modernMeta + "}"))
+	meta := objectOf("{" + modernMeta + "}")
 	for _, f := range own {
 		meta = meta.set(f.key, f.value)
 	}
@@ -562,7 +571,7 @@ func (c *sseClient) ask(method, params string) json.RawMessage {
 	for {
 		if e := wantEvent(c.t,
 			c.events); string(field(e.msg(),
-			"id")) == string(field(json.RawMessage(text), "id")) {
+			"id")) == string(field(text, "id")) {
 			return e.msg()
 		}
 	}

@@ -406,7 +406,7 @@ func checkError(t *testing.T, what string, a answer, status int) {
 		return
 	}
 	check(t, what+": the body has an error",
-		stringField(json.RawMessage(a.Body), "error") != "", true)
+		stringField(a.Body, "error") != "", true)
 	checkContains(t, what+": Content-Type", a.Header.Get("Content-Type"), "application/json")
 	checkHeaders(t, what, a)
 }
@@ -422,7 +422,7 @@ func checkHeaders(t *testing.T, what string, a answer) {
 func (d *testDaemon) runs(t *testing.T, module, tool string) int {
 	t.Helper()
 	a := d.deliver(t, module+"/handleRuns", `{}`, shown)
-	n, _ := strconv.Atoi(string(field(json.RawMessage(a.Body), tool)))
+	n, _ := strconv.Atoi(string(field(a.Body, tool)))
 	return n
 }
 

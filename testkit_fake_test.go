@@ -513,7 +513,7 @@ func (c *fakeCall) wait(said string, timer <-chan time.Time, gate <-chan struct{
 }
 
 func (c *fakeCall) progress(n int, message string) {
-	token := field(field(c.params, "_meta"), "progressToken")
+	token := field(c.params, "_meta", "progressToken")
 	params := object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}}
 	if message != "" {
 		params = append(params, member{"message", quote(message)})
@@ -573,7 +573,7 @@ func (f *fakeServer) askForm(msg *Message) {
 		result = `{"contents":[{"text":` + string(said) + `,"uri":` +
 			string(msg.Params.get("uri")) + `}]}`
 	}
-	f.send(encodeResult(msg.ID, members(json.RawMessage(result))))
+	f.send(encodeResult(msg.ID, objectOf(result)))
 }
 
 // fakeAnswer returns an answer as JSON.
@@ -638,7 +638,7 @@ func (c *fakeCall) requireInput() []byte {
 		result := textResult("[" + strings.Join(got, ",") + "]")
 		return encodeResult(c.id, members(result).set("resultType", quote(resultComplete)))
 	}
-	caps := parseClientCaps(members(field(field(c.params, "_meta"), metaClientCaps)))
+	caps := parseClientCaps(members(field(c.params, "_meta", metaClientCaps)))
 	var requests object
 	for i, wish := range a.Asks {
 		lacked, _ := caps.checkAsk(wish.Method, members(wish.Params))

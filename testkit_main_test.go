@@ -293,10 +293,7 @@ func setMeta(params json.RawMessage, key string, value json.RawMessage) json.Raw
 }
 
 // objectOf returns the members of a JSON object.
-func objectOf(text string) object {
-	list := members(json.RawMessage(text))
-	return list
-}
+func objectOf(text string) object { return members(json.RawMessage(text)) }
 
 // need skips a test whose program is not installed. In CI the test fails.
 func need(t *testing.T, program string) {
@@ -358,7 +355,7 @@ var masks = []struct {
 
 // without is a JSON object without one of its members.
 func without(raw, key string) string {
-	list := members(json.RawMessage(raw))
+	list := objectOf(raw)
 	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
 }
 

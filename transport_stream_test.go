@@ -117,7 +117,7 @@ func TestListenersHearOfChanges(t *testing.T) {
 		result := field(last[0].msg(), "result")
 		check(t, "id", string(field(last[0].msg(), "id")), id)
 		check(t, "resultType", stringField(result, "resultType"), resultComplete)
-		check(t, "subscription", string(field(field(result, "_meta"), metaSubscription)), id)
+		check(t, "subscription", string(field(result, "_meta", metaSubscription)), id)
 	}
 }
 

@@ -40,12 +40,12 @@ func wantArguments(t *testing.T, a answer, status int, body, want string) {
 	t.Helper()
 	if status != 200 {
 		checkError(t, "answer", a, status)
-		checkContains(t, "error", stringField(json.RawMessage(a.Body), "error"), want)
+		checkContains(t, "error", stringField(a.Body, "error"), want)
 		return
 	}
 	wantStatus(t, "answer", a, status)
 	check(t, "arguments", without(a.Body, webhookParam), want)
-	raw, isText := unquote(field(field(json.RawMessage(a.Body), webhookParam), "rawBody"))
+	raw, isText := unquote(field(a.Body, webhookParam, "rawBody"))
 	check(t, "has a rawBody", isText, utf8.ValidString(body))
 	if isText {
 		check(t, "rawBody", raw, body)
@@ -216,7 +216,7 @@ func TestWebhookMetaSaysTheRequest(t *testing.T) {
 		"Cookie: a=b")
 	after := time.Now().UnixMilli()
 	var got map[string]any
-	must(t, json.Unmarshal(field(json.RawMessage(a.Body), webhookParam), &got))
+	must(t, json.Unmarshal(field(a.Body, webhookParam), &got))
 	at, _ := got["timestamp"].(float64)
 	if at < float64(before) || at > float64(after) {
 		t.Errorf("timestamp %v is not from %d to %d", at, before, after)
@@ -235,7 +235,7 @@ func TestWebhookMetaSaysTheRequest(t *testing.T) {
 	})
 	for body, want := range map[string]string{"": `""`, "s=\x00%ff": `"s=\u0000%ff"`} {
 		a := d.send(t, "POST", "m/handleAny", body, shown, "Content-Type: "+formType)
-		raw := field(field(json.RawMessage(a.Body), webhookParam), "rawBody")
+		raw := field(a.Body, webhookParam, "rawBody")
 		check(t, fmt.Sprintf("rawBody of %q", body), string(raw), want)
 	}
 }
@@ -253,7 +253,7 @@ func TestWebhookInEachLanguage(t *testing.T) {
 			d := daemonOptions{env: env}.startReady(t, dir, "-webhook-timeout", "60s")
 			const body = `{ "name": "é", "n": 7, "_webhook": 1 }`
 			a := d.deliver(t, "m/handleIt", body)
-			meta := field(json.RawMessage(a.Body), webhookParam)
+			meta := field(a.Body, webhookParam)
 			check(t, "arguments",
 				string(canonical(json.RawMessage(without(a.Body, webhookParam)))),
 				`{"n":7,"name":"é"}`)

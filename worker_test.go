@@ -272,7 +272,7 @@ func TestAskHasOneCaller(t *testing.T) {
 					var caller Caller
 					var err error
 					w.update(func(s *workerState) {
-						caller, _, err = w.target(s, members(json.RawMessage(params)))
+						caller, _, err = w.target(s, objectOf(params))
 					})
 					if err != nil {
 						return err.Error()
