@@ -6,7 +6,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
@@ -82,8 +81,7 @@ func TestNewModuleIsRefused(t *testing.T) {
 		"built kind=go file=built.usher.go",
 		"srv kind=.mcp.json file=.mcp.json",
 	} {
-		line := fmt.Sprintf(`"module failed" module=%s why=%q`, module, changed)
-		await(t, line, func() bool { return strings.Contains(d.Log.String(), line) })
+		d.awaitLog(t, fmt.Sprintf(`"module failed" module=%s why=%q`, module, changed))
 	}
 	for _, tool := range []string{"run_say", "idle_say", "time_say"} {
 		says(tool, changed)
@@ -153,17 +151,13 @@ func approveAll(t *testing.T, data string, dirs ...string) int {
 // refusedModules returns the names of the modules that a start with the folders refuses.
 func refusedModules(t *testing.T, data string, dirs ...string) (names []string) {
 	t.Helper()
-	r := newRegistry(registryConfig{
+	r := registryOf(t, registryConfig{
 		Roots:      dirs,
-		CacheDir:   t.TempDir(),
 		CachedOnly: true,
-		Log:        slog.New(slog.DiscardHandler),
 		Approved:   data + "/" + approvedName,
 		Served:     dirs,
 	})
-	defer r.Close()
-	states := r.catalog.Load().modules
-	for _, s := range states {
+	for _, s := range r.catalog.Load().modules {
 		if errors.Is(s.Err, errUnapproved) {
 			names = append(names, s.Name)
 		}
@@ -209,11 +203,8 @@ func TestNewPythonIsRefused(t *testing.T) {
 	c.awaitTools("m_say")
 	python := dir + "/.venv/bin/python"
 	write(t, python+".new", "#!/bin/sh\ntouch '"+ran+"'\nexec python3 \"$@\"\n")
-	must(t, os.Chmod(python+".new", 0o755))
 	must(t, os.Rename(python+".new", python))
-	await(t, "the refusal of a new start", func() bool {
-		return c.call("m_say", "").text() == `module "m" can't start: `+errUnapproved.Error()
-	})
+	c.awaitText("m_say", "", `module "m" can't start: `+errUnapproved.Error())
 	d.awaitLog(t,
 		fmt.Sprintf(`"module failed" module=m kind=python file=m.usher.py why=%q`,
 			errUnapproved))
@@ -225,7 +216,7 @@ func TestNewPythonIsRefused(t *testing.T) {
 		t.Fatal("the planted interpreter ran")
 	}
 	wantUsher(t, 0, "Approved m (python)", "approve", "-base", base)
-	await(t, "a call", func() bool { return c.call("m_say", "").text() == "said" })
+	c.awaitText("m_say", "", "said")
 	_, err := os.Stat(ran)
 	must(t, err)
 }
@@ -274,8 +265,7 @@ func TestInterpreterIsHashed(t *testing.T) {
 func TestApprovalIsForOneKind(t *testing.T) {
 	t.Parallel()
 	dir, data := t.TempDir(), t.TempDir()
-	write(t, dir+"/z/a.usher.sh", "# Says it.\nsay() { :; }\n")
-	must(t, os.Chmod(dir+"/z/a.usher.sh", 0o755))
+	write(t, dir+"/z/a.usher.sh", "#!/bin/sh\n# Says it.\nsay() { :; }\n")
 	check(t, "approved modules", approveAll(t, data, dir), 1)
 	check(t, "the file is refused", refusedModules(t, data, dir), nil)
 	must(t, errors.Join(os.Mkdir(dir+"/b", 0o755),
@@ -302,7 +292,7 @@ func TestWatchHostsLaterModules(t *testing.T) {
 			if want {
 				line = `"module added" module=b`
 			}
-			await(t, "the log", func() bool { return strings.Contains(d.Log.String(), line) })
+			d.awaitLog(t, line)
 			if want {
 				c.awaitTools("a_x", "b_x")
 			} else {
@@ -326,16 +316,12 @@ func TestBuildChecksApproval(t *testing.T) {
 [ "$1" = build ] && echo 'func init() { os.Create("`+ran+`") }' >>'`+module+`'
 exec '`+program+`' "$@"
 `)
-	must(t, os.Chmod(bin+"/go", 0o755))
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	r := newRegistry(registryConfig{
+	r := registryOf(t, registryConfig{
 		Roots:    []string{dir},
-		CacheDir: t.TempDir(),
-		Log:      slog.New(slog.DiscardHandler),
 		Approved: data + "/" + approvedName,
 		Served:   []string{dir},
 	})
-	defer r.Close()
 	states := r.catalog.Load().modules
 	check(t, "it is refused at first", errors.Is(states[0].Err, errUnapproved), false)
 	r.WaitAll(t.Context(), patience, scopeAll())

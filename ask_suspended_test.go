@@ -151,8 +151,7 @@ func TestAskTimesOut(t *testing.T) {
 			b.native, b.m.Stateless = tt.modern, tt.modern
 			b.m.pool.timeout = askTimeout / 2 // it is not the module that is slow
 			c := b.open("2025-11-25")
-			x := b.begin(c.request(http.MethodPost,
-				c.message("tools/call", `{"name":"`+tt.tool+`"}`)))
+			x := b.begin(c.asking("tools/call", `{"name":"`+tt.tool+`"}`))
 			pass(askTimeout - time.Nanosecond)
 			check(t, "before: the module hears", b.hears(), "tools/call")
 			_, text := x.got()

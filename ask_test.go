@@ -156,7 +156,7 @@ func TestAskEndsWithTheScope(t *testing.T) {
 			b.asks("outside")
 			x.got() // it has arrived
 			params := `{"name":"m_wait","arguments":{"seconds":60},"_meta":{"progressToken":"t"}}`
-			call := b.begin(c.request(http.MethodPost, c.message("tools/call", params)))
+			call := b.begin(c.asking("tools/call", params))
 			call.got()
 			call.hangUp()
 			<-call.done

@@ -503,7 +503,6 @@ func TestCompletionRunsNoModule(t *testing.T) {
 	c := newClaimFor(t, base, dir)
 	exe := testBinary(t)
 	write(t, dir+"/bin/usher", "#!/bin/sh\n"+runAsUsher+"=1 exec '"+exe+"' \"$@\"\n")
-	must(t, os.Chmod(dir+"/bin/usher", 0o755))
 	writeFake(t, dir+"/odd.usher", "good tools=say,$(touch${IFS}"+base+"/ran)")
 	shells := map[string][]string{
 		"bash": {"bash", "--norc", "-c",
@@ -518,7 +517,6 @@ func TestCompletionRunsNoModule(t *testing.T) {
 	fill := strings.NewReplacer("BASE", base, "DIR", dir)
 	usher(t, "", "modules", "-base", base, dir) // caches the tools
 	write(t, dir+"/mark.usher", "#!/bin/sh\ntouch "+base+"/ran\n")
-	must(t, os.Chmod(dir+"/mark.usher", 0o755))
 	for shell, command := range shells {
 		t.Run(shell, func(t *testing.T) {
 			if _, err := exec.LookPath(shell); err != nil && shell != "bash" {

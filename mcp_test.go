@@ -95,8 +95,6 @@ func TestLookalikesAreDropped(t *testing.T) {
 func TestProgressKeepsItsToken(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: shared good")
-	c := connect(t, d.URL)
-	c.awaitTools(namesOf("a")...)
 	var all sync.WaitGroup
 	for n := range 12 {
 		token := []string{`"t"`, `7`, `"7"`}[n%3]
@@ -146,9 +144,6 @@ func TestCancelReachesTheModule(t *testing.T) {
 	c := oneFake(t)
 	call := c.message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
 	id := string(field(call, "id"))
-	cancel := func(id string) {
-		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
-	}
 	for n, accept := range []string{bothKinds, "application/json", "text/event-stream"} {
 		t.Run(accept, func(t *testing.T) {
 			done := make(chan answer, 1)
@@ -161,8 +156,8 @@ func TestCancelReachesTheModule(t *testing.T) {
 			await(t, "the call to begin", logged("fake: sleeping"))
 			a := c.post(`{"jsonrpc":"2.0","id":` + id + `,"method":"ping"}`)
 			checkContains(t, "an id in flight", a.Body, "is already in use")
-			cancel(`"other"`)
-			cancel(id)
+			c.cancel(`"other"`)
+			c.cancel(id)
 			a = <-done
 			check(t, "the cancelled call succeeded", a.Status/100, 2)
 			check(t, "answers to the cancelled call", len(a.Events), 0)
@@ -192,7 +187,7 @@ func TestListsAreShared(t *testing.T) {
 		b.m.Lists = map[string][]json.RawMessage{"prompts": {json.RawMessage(prompt)}}
 		c := b.open(protocols[0])
 		list := func(accept string) *http.Request {
-			req := c.request(http.MethodPost, c.message("prompts/list", ""))
+			req := c.asking("prompts/list", "")
 			req.Header.Set("Accept", accept)
 			return req
 		}

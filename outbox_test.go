@@ -29,7 +29,7 @@ func TestSilentCallBecomesAStream(t *testing.T) {
 				req := b.modernPOST("1", "tools/call", params)
 				if version != statelessProtocol {
 					c := b.open(version)
-					req = c.request(http.MethodPost, c.message("tools/call", params))
+					req = c.asking("tools/call", params)
 				}
 				req.Header.Set("Accept", accept)
 				x := b.begin(req)

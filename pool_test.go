@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"go/ast"
 	"io"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
@@ -111,13 +110,9 @@ func TestProcessesAreBounded(t *testing.T) {
 // session notices.
 func TestProcessPerSession(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
-	writeFake(t, dir+"/own.usher", "good")
-	writeShared(t, dir, "all", "good")
-	d := startDaemon(t, dir)
+	d := startFakes(t, "own: good", "all: shared good")
 	own := func(c *testClient) string { return c.call("own_pid", "").text() }
 	a, b, c := connect(t, d.URL), connect(t, d.URL), connect(t, d.URL)
-	a.awaitTools(append(namesOf("all"), namesOf("own")...)...)
 	ofA, ofB, ofC := own(a), own(b), own(c)
 	check(t, "sessions share a process", ofA == ofB || ofB == ofC || ofA == ofC, false)
 	check(t, "the next call's process", own(a), ofA)
@@ -136,7 +131,7 @@ func TestProcessPerSession(t *testing.T) {
 func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 	t.Parallel()
 	for others, want := range []int{1, 0} {
-		r := registryOf(t, t.TempDir(), io.Discard)
+		r := registryOf(t, registryConfig{Roots: []string{t.TempDir()}})
 		r.introspecting.reserve(kindExecutable, maxIntrospections)
 		p := mutePool(t, false)
 		done := make(chan struct{})
@@ -457,7 +452,12 @@ func TestCrowdedProcessIsReplaced(t *testing.T) {
 // A call that waits when its claim ends is not made, whatever it waits for.
 func TestWaitingCallsEnd(t *testing.T) {
 	t.Parallel()
-	slow := func(t *testing.T, b *bubble) { b.startsSlowly(5 * time.Second) }
+	slow := func(_ *testing.T, b *bubble) {
+		b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
+			pass(5 * time.Second)
+			return b.worker(owner), nil
+		})
+	}
 	native := func(_ *testing.T, b *bubble) { b.native, b.m.Stateless = true, true }
 	const wait, ask = `{"name":"m_wait","arguments":{"seconds":60}}`, `{"name":"m_ask"}`
 	for _, tt := range []struct {
@@ -486,7 +486,7 @@ func TestWaitingCallsEnd(t *testing.T) {
 				var calls []*exchange
 				for range tt.made + tt.waiting {
 					calls = append(calls,
-						b.begin(c.request(http.MethodPost, c.message(tt.method, tt.params))))
+						b.begin(c.asking(tt.method, tt.params)))
 					synctest.Wait() // so that they wait in this order
 				}
 				check(t, "calls before the revoke", strings.Count(b.hears(), tt.method),
@@ -626,7 +626,7 @@ func TestSlowCallsAreLogged(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		var log output
-		b.m.pool.log = slog.New(slog.NewTextHandler(&log, nil))
+		b.m.pool.log = logTo(&log)
 		c := b.open(protocols[0])
 		call := c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`)
 		x := b.begin(c.request(http.MethodPost, call))

@@ -258,8 +258,7 @@ func TestCancelledCallsEnd(t *testing.T) {
 			const format = `{"jsonrpc":"2.0","id":%q,"method":"tools/call","params":{"name":"%s_spin"}}`
 			all.Go(func() { c.post(fmt.Sprintf(format, name, name)) })
 			d.awaitLog(t, name+" spins")
-			c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{` +
-				`"requestId":"` + name + `"}}`)
+			c.cancel(`"` + name + `"`)
 			next := pidOf(name)
 			check(t, name+" was ended", next != first, strings.HasPrefix(name, "stuck"))
 			if strings.HasPrefix(name, "busy") {

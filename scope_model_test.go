@@ -236,7 +236,7 @@ func (w *walk) ask(s *walkSession, p showing, method, params string) answer {
 	if s.stateless {
 		return s.do(p.in(s.modernPOST("1", method, params)))
 	}
-	a := s.do(p.in(s.request(http.MethodPost, s.message(method, params))))
+	a := s.do(p.in(s.asking(method, params)))
 	for a.Status == http.StatusAccepted {
 		if msg := wantEvent(w.t, s.events).msg(); field(msg, "id") != nil {
 			a = answer{Status: http.StatusOK, Events: []json.RawMessage{msg}}
@@ -352,7 +352,7 @@ func (w *walk) stream(s *walkSession, p showing) {
 		return
 	}
 	want := w.wantList(w.judge(s, p))
-	req := p.in(s.request(http.MethodPost, s.message("tools/list", "")))
+	req := p.in(s.asking("tools/list", ""))
 	req.Header.Set("Accept", "text/event-stream, application/json")
 	w.check("a stream", s, p, s.do(req).toolNames(), want)
 }

@@ -140,7 +140,7 @@ func presentations(p, o, g, x string) []presentation {
 			presentAll(inHeader(""), inQuery(""), bearer(p)), p, false},
 		{"three codes that are not valid",
 			presentAll(inHeader(g), inQuery(unknown), bearer("GHJKMN")), "", true},
-		{"two headers", addHeader(claimHeader, p, p), "", true},
+		{"two headers", setHeader(claimHeader, p, p), "", true},
 		{"a bearer token with a typing error", bearer(p[:5] + "0"), "", true},
 		{"a query that can't be parsed", url("claim=" + p + ";x=1"), "", true},
 		{"a query with a bad escape", url("claim=" + p + "%zz"), "", true},

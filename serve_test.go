@@ -10,7 +10,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
-	"log/slog"
 	"math/big"
 	"net/http"
 	"os"
@@ -151,7 +150,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	flags := &serveFlags{addr: "127.0.0.1:0", tlsCert: dir + "/cert", tlsKey: dir + "/key"}
-	d := &daemon{flags: flags, log: slog.New(slog.DiscardHandler)}
+	d := &daemon{flags: flags, log: quiet}
 	writeCertificate(t, dir, 1)
 	_, err := d.listen()
 	must(t, err)

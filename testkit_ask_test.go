@@ -376,7 +376,7 @@ func (c *askClient) modernRequest(params json.RawMessage) *http.Request {
 func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 	c := newAskClient(t, url, code)
 	c.http.begin(initializeWith(version, caps), presentNothing)
-	c.http.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	c.http.post(initialized)
 	c.post = func(ctx context.Context, msg []byte) error {
 		res, err := c.http.http.Do(c.http.request(http.MethodPost,
 			string(msg)).WithContext(ctx))

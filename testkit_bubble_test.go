@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -65,7 +64,7 @@ func runInBubble(t *testing.T, name string, test func(*testing.T, *bubble)) {
 func (b *bubble) start(t *testing.T) {
 	t.Helper()
 	claims := openClaims(b.base + "/.data")
-	log := slog.New(slog.DiscardHandler)
+	log := quiet
 	b.m = module(t, "/w/m.usher:m ask need stay wait")
 	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
 		return b.worker(owner), nil
@@ -143,7 +142,7 @@ func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
 func testWorker(module string, owner *Caller) *Worker {
 	return newWorker(context.Background(), workerConfig{
 		module:      module,
-		log:         slog.New(slog.DiscardHandler),
+		log:         quiet,
 		owner:       owner,
 		listChanged: func(*Worker) {},
 	})
@@ -402,7 +401,7 @@ func newPool(name string, perSession bool, start func(owner *Caller) (*Worker, e
 		ctx:        ctx,
 		cancel:     cancel,
 		source:     source{Name: name},
-		log:        slog.New(slog.DiscardHandler),
+		log:        quiet,
 		perSession: perSession,
 		running:    new(sync.WaitGroup),
 		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
@@ -423,14 +422,6 @@ func (p *pool) close() {
 	}
 	p.mu.Unlock()
 	p.running.Wait()
-}
-
-// startsSlowly has the processes of m take so long to start.
-func (b *bubble) startsSlowly(start time.Duration) {
-	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
-		pass(start)
-		return b.worker(owner), nil
-	})
 }
 
 // module makes a module out of "PATH:NAME tool tool", below the hosted DIR /w. A "!" before

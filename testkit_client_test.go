@@ -37,6 +37,8 @@ const initialize = `{"jsonrpc":"2.0","id":"init","method":"initialize","params":
 
 func initializeAs(version string) string { return initializeWith(version, `{}`) }
 
+const initialized = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
+
 // initializeWith begins a session of a version, by a client with these capabilities.
 func initializeWith(version, caps string) string {
 	return strings.NewReplacer("2025-11-25", version, `"capabilities":{}`,
@@ -66,8 +68,7 @@ func connect(t *testing.T, url string) *testClient {
 	if c.Session == "" {
 		t.Fatal("initialize: no session")
 	}
-	if a := c.post(`{"jsonrpc":"2.0",` +
-		`"method":"notifications/initialized"}`); a.Status != http.StatusAccepted {
+	if a := c.post(initialized); a.Status != http.StatusAccepted {
 		t.Fatalf("initialized: %d %s", a.Status, a.Body)
 	}
 	return c
@@ -254,6 +255,23 @@ func (c *testClient) ask(method, params string) answer {
 	return c.post(c.message(method, params))
 }
 
+// asking returns a request by POST.
+func (c *testClient) asking(method, params string) *http.Request {
+	return c.request(http.MethodPost, c.message(method, params))
+}
+
+// cancel cancels the request with an id, which is JSON.
+func (c *testClient) cancel(id string) {
+	c.t.Helper()
+	c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
+}
+
+// awaitText waits until a call of a tool returns a text.
+func (c *testClient) awaitText(tool, arguments, want string) {
+	c.t.Helper()
+	await(c.t, tool+" to return "+want, func() bool { return c.call(tool, arguments).text() == want })
+}
+
 func (c *testClient) message(method, params string) string {
 	c.mu.Lock()
 	c.id++
@@ -310,7 +328,7 @@ func (c *testClient) awaitTools(want ...string) {
 // changes, or its status.
 func listTools(c *testClient, present func(*http.Request)) string {
 	c.t.Helper()
-	req := c.request(http.MethodPost, c.message("tools/list", ""))
+	req := c.asking("tools/list", "")
 	present(req)
 	return c.do(req).toolNames()
 }
@@ -600,15 +618,6 @@ func startStdio(t *testing.T, dir string) (in io.WriteCloser, out *lineReader, e
 
 func setHeader(name string, values ...string) func(*http.Request) {
 	return func(r *http.Request) { r.Header[http.CanonicalHeaderKey(name)] = values }
-}
-
-// addHeader adds several headers of one name.
-func addHeader(name string, values ...string) func(*http.Request) {
-	return func(r *http.Request) {
-		for _, value := range values {
-			r.Header.Add(name, value)
-		}
-	}
 }
 
 func rpcText(method, params string) string {

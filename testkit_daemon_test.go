@@ -12,7 +12,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -259,9 +258,7 @@ func modulesOf(t *testing.T, dir string, env map[string]string) string {
 // openStore opens the claim store of a daemon's base folder.
 func openStore(t *testing.T, base string) *ClaimStore {
 	t.Helper()
-	store := openClaims(base + "/.data")
-	t.Cleanup(store.Close)
-	return store
+	return testStore(t, base+"/.data")
 }
 
 func newClaimFor(t *testing.T, base, dir string) Claim {
@@ -426,16 +423,6 @@ func (d *testDaemon) runs(t *testing.T, module, tool string) int {
 	return n
 }
 
-// namesOf is the names of a fake's tools.
-func namesOf(module string) []string {
-	var names []string
-	for name := range strings.SplitSeq(usualTools, ",") {
-		names = append(names, module+"_"+name)
-	}
-	slices.Sort(names)
-	return names
-}
-
 // What lists of tools contain: in all of twoProjects, in its folders, or what a
 // request gets that is refused.
 const (
@@ -534,9 +521,8 @@ func checkRefused(t *testing.T, a answer, says string) {
 // testGate returns a gate over the claims and the session key of a data folder.
 func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
 	t.Helper()
-	log := slog.New(slog.DiscardHandler)
-	store := openClaims(data)
-	t.Cleanup(store.Close)
+	log := quiet
+	store := testStore(t, data)
 	key, err := readSessionKey(data, log)
 	must(t, err)
 	return newGate(store, key, require, log), store

@@ -29,7 +29,6 @@ func writeFake(t *testing.T, path, traits string, tools ...fakeTool) {
 		traits += " " + fakeTools(t, tools...)
 	}
 	write(t, path+".new", fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s'\n", runAsFake, traits, exe))
-	must(t, os.Chmod(path+".new", 0o755))
 	must(t, os.Rename(path+".new", path))
 }
 
@@ -37,14 +36,6 @@ func writeFake(t *testing.T, path, traits string, tools ...fakeTool) {
 func writeTools(t *testing.T, path string, tools ...fakeTool) {
 	t.Helper()
 	writeFake(t, path, "fixed", tools...)
-}
-
-// writeConfig writes a .mcp.json that names one server, a fake.
-func writeConfig(t *testing.T, path, name, traits string) {
-	t.Helper()
-	exe := testBinary(t)
-	const form = `{"mcpServers":{%q:{"command":%q,"env":{%q:%q}}}}`
-	write(t, path, fmt.Sprintf(form, name, exe, runAsFake, traits))
 }
 
 // writeShared adds a fake, one process of which serves all callers, to the .mcp.json of a folder.

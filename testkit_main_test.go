@@ -79,6 +79,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -197,15 +198,19 @@ func await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// write writes a file, and makes the folders above it.
+// write writes a file, and makes the folders above it. A script that says what runs it can be run.
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	mode := os.FileMode(0o644)
+	if strings.HasPrefix(text, "#!") {
+		mode = 0o755
+	}
 	// A process that another test starts meanwhile would inherit the open file, and a file
 	// that is open for writing can't be run: "text file busy".
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	must(t, os.WriteFile(path, []byte(text), 0o644))
+	must(t, os.WriteFile(path, []byte(text), mode))
 }
 
 func readFile(t testing.TB, path string) []byte {
@@ -461,6 +466,11 @@ const (
 	goHead = "//go:build usher\n\npackage main\n\n"
 	goMod  = "module example.com/tree\n\ngo 1.22\n"
 )
+
+// quiet discards what is logged.
+var quiet = slog.New(slog.DiscardHandler)
+
+func logTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
 
 type zeros struct{}
 

@@ -4,7 +4,6 @@ package main
 
 import (
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -18,7 +17,7 @@ func TestPanicEndsRequest(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		var out output
 		c := b.open(protocols[0])
-		log := slog.New(slog.NewTextHandler(&out, nil))
+		log := logTo(&out)
 		good := b.server.modules
 		b.server.log, b.server.modules = log, fixedRegistry(nil)
 		hooks := &Webhooks{modules: b.server.modules, memory: b.server.memory, log: log,
@@ -274,7 +273,7 @@ func TestPreflightAllowsOrigins(t *testing.T) {
 		"https://app.example")
 	checkContains(t, "the allowed headers",
 		a.Header.Get("Access-Control-Allow-Headers"), "Mcp-Session-Id")
-	req := c.request(http.MethodPost, c.message("ping", ""))
+	req := c.asking("ping", "")
 	req.Header.Set("Origin", "https://app.example")
 	checkContains(t, "the exposed headers",
 		c.do(req).Header.Get("Access-Control-Expose-Headers"), "Mcp-Session-Id")
@@ -416,14 +415,13 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 			return strings.Count(d.Log.String(), "fake: sleeping") > before
 		})
 	}
-	const cancel = `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"s"}}`
 	call()
 	c.post(`{"jsonrpc":"2.0","id":"s","method":"ping"}`)
 	wantEvent(t, c.events, `"id":"s"`, "is already in use")
-	other.post(cancel)
+	other.cancel(`"s"`)
 	other.ask("ping", "")
 	check(t, "calls that another session cancelled", cancelled(), 0)
-	c.post(cancel)
+	c.cancel(`"s"`)
 	await(t, "the module to hear of it", func() bool { return cancelled() == 1 })
 	call()
 	c.hangUp()
@@ -445,14 +443,11 @@ func TestCallSurvivesItsStream(t *testing.T) {
 	d := startFakes(t, "a: good tools=progress,release")
 	c := connect(t, d.URL)
 	const params = `{"name":"a_progress","arguments":{"n":4,"hold":2},"_meta":{"progressToken":"p"}}`
-	_, events, hangUp := openStream(t,
-		c.request(http.MethodPost, c.message("tools/call", params)))
+	_, events, hangUp := openStream(t, c.asking("tools/call", params))
 	check(t, "the id of an event", wantEvent(t, events, `"progress":1`).id, "")
 	hangUp()
 	c.call("a_release", "")
-	await(t, "the end of the call", func() bool {
-		return strings.Contains(d.Log.String(), "method=progress outcome=done")
-	})
+	d.awaitLog(t, "method=progress outcome=done")
 	c.Header.Set("Last-Event-ID", "1")
 	events, hangUp = c.listen()
 	hangUp()

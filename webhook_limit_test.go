@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -191,7 +190,7 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 					},
 					modules: fixedRegistry(newCatalog([]*Module{m}, nil)),
 					memory:  newMemory(1<<20, strangers),
-					log:     slog.New(slog.DiscardHandler),
+					log:     quiet,
 					getenv:  func(string) string { return "k" },
 				}
 				conns := make(pipes)
@@ -248,7 +247,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 			webhookConfig: webhookConfig{secret: testSecret, acceptSignatures: true},
 			modules:       fixedRegistry(newCatalog([]*Module{m}, nil)),
 			memory:        newMemory(1<<20, strangers),
-			log:           slog.New(slog.DiscardHandler),
+			log:           quiet,
 			getenv:        func(string) string { return "k" },
 			inFlight:      counter[*Principal]{perKey: maxInFlight},
 		}

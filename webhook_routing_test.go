@@ -33,7 +33,7 @@ func TestWebhookHasOnePath(t *testing.T) {
 		fakeTool{Name: "handle$(X)"},
 		fakeTool{Name: "quiet", Doc: "Is none.", Schema: json.RawMessage(quiet)},
 	)
-	writeConfig(t, dir+"/deep/.mcp.json", "conf",
+	writeShared(t, dir+"/deep", "conf",
 		fakeTools(t, fakeTool{Name: "handleX"},
 			fakeTool{Name: "other", Doc: "@webhook from/config"}))
 	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { echo; }\n\n"+
