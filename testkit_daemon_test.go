@@ -81,6 +81,14 @@ func (o daemonOptions) startReady(t *testing.T, dir string, flags ...string) *te
 	return d
 }
 
+// startTools is startReady for a workspace with a module, m, that has these tools.
+func (o daemonOptions) startTools(t *testing.T, flags string, tools ...fakeTool) *testDaemon {
+	t.Helper()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", tools...)
+	return o.startReady(t, dir, strings.Fields(flags)...)
+}
+
 // listening matches the record with a daemon's address.
 var listening = regexp.MustCompile(`listening.*url[=":]+([^"\s]+)`)
 
@@ -208,14 +216,6 @@ func (d *testDaemon) wait(t *testing.T) int {
 		t.Errorf("the daemon did not end; its log:\n%s", d.Log)
 		return -1
 	}
-}
-
-// serveStatus runs usher serve until it ends by itself, or is ready.
-func serveStatus(t *testing.T, env map[string]string, flags ...string) (code int, said string) {
-	t.Helper()
-	d := daemonOptions{env: env}.launch(t, t.TempDir(), flags...)
-	d.awaitReady(t)
-	return d.stop(t), d.Out.String() + d.Log.String()
 }
 
 // randomID matches the ids of requests, and the beginnings of the ids of sessions, which may

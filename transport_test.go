@@ -20,8 +20,8 @@ func TestPanicEndsRequest(t *testing.T) {
 		log := logTo(&out)
 		good := b.server.modules
 		b.server.log, b.server.modules = log, fixedRegistry(nil)
-		hooks := &Webhooks{modules: b.server.modules, memory: b.server.memory, log: log,
-			webhookConfig: webhookConfig{open: true}}
+		hooks := webhooksOf(b.server.modules)
+		hooks.log = log
 		for what, ask := range map[string]func() string{
 			"a list": func() string { return c.ask("tools/list", "").Body },
 			"a call": func() string { return c.call("m_m", "").Body },
@@ -31,6 +31,7 @@ func TestPanicEndsRequest(t *testing.T) {
 			"a webhook": func() string {
 				w := httptest.NewRecorder()
 				req := httptest.NewRequest(http.MethodPost, "/webhook/m/x", nil)
+				setHeaders(req, shown)
 				hooks.ServeHTTP(w, req)
 				return w.Body.String()
 			},

@@ -27,10 +27,8 @@ const (
 // its own _response.
 func TestWebhookAnswers(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Does: "result"},
+	d := daemonOptions{}.startTools(t, "", fakeTool{Name: "handleIt", Does: "result"},
 		fakeTool{Name: "handleFault", Does: "fault"})
-	d := daemonOptions{}.startReady(t, dir)
 	text := func(s string) string { return string(toolResult(quote(s)).encode()) }
 	object := func(s string) string { return string(toolResult(json.RawMessage(s)).encode()) }
 	for _, row := range []struct {
@@ -190,18 +188,17 @@ func TestWebhookNeedsItsModule(t *testing.T) {
 // otherwise without anything of what was sent.
 func TestWebhookLogSaysWhy(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
 	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: number},
-		fakeTool{Name: "handleResult", Does: "result"},
-		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"},
-		fakeTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
 	env := map[string]string{
 		webhookSecretVar:           testSecret,
 		"WH_KEY_SIGNING_SECRET":    "MARK-key",
 		"WH_BADKEY_SIGNING_SECRET": "MARK not base64",
 	}
-	d := daemonOptions{env: env}.startReady(t, dir, "-log", "json")
+	d := daemonOptions{env: env}.startTools(t, "-log json",
+		fakeTool{Name: "handleIt", Schema: number},
+		fakeTool{Name: "handleResult", Does: "result"},
+		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"},
+		fakeTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
 	const failed = `{"result":{"isError":true,"content":[{"type":"text","text":"no such user: Ada"}]}}`
 	for _, row := range []struct {
 		what, method, path, body, header string

@@ -19,19 +19,19 @@ var formSchema = json.RawMessage(`{"type":"object","properties":{
 	"s":{"type":"string"},"i":{"type":"integer"},"f":{"type":"number"},"b":{"type":"boolean"},
 	"list":{"type":"array"},"o":{"type":"object"},"any":{}}}`)
 
-func bodyModule(t *testing.T) string {
-	dir := t.TempDir()
+// startBodies runs a daemon whose module m has methods with these parameters.
+func startBodies(t *testing.T, env map[string]string) *testDaemon {
+	t.Helper()
 	payload := `{"type":"object","properties":{"payload":{"type":"string"}}}`
 	needs := `{"type":"object","properties":{"name":{"type":"string"},"_webhook":{}},` +
 		`"required":["name","_webhook"]}`
 	strict := `{"type":"object","properties":{"o":{"type":"object","additionalProperties":false}},` +
 		`"additionalProperties":false}`
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleAny"},
+	return daemonOptions{env: env}.startTools(t, "", fakeTool{Name: "handleAny"},
 		fakeTool{Name: "handleForm", Schema: formSchema},
 		fakeTool{Name: "handlePayload", Schema: json.RawMessage(payload)},
 		fakeTool{Name: "handleNeeds", Schema: json.RawMessage(needs)},
 		fakeTool{Name: "handleStrict", Schema: json.RawMessage(strict)})
-	return dir
 }
 
 // wantArguments checks what reached a method without _webhook or, if status is an error,
@@ -56,7 +56,7 @@ func wantArguments(t *testing.T, a answer, status int, body, want string) {
 // schema.
 func TestWebhookBodyBecomesParameters(t *testing.T) {
 	long(t)
-	d := daemonOptions{}.startReady(t, bodyModule(t))
+	d := startBodies(t, nil)
 	deliver := func(t *testing.T, method, kind, body, want string, status int) {
 		t.Run(fmt.Sprintf("%s %s %q", method, kind, body), func(t *testing.T) {
 			var headers []string
@@ -171,7 +171,7 @@ func multipartBody(parts ...part) (contentType, body string) {
 // The fields and files of a multipart form become parameters.
 func TestWebhookFilesBecomeObjects(t *testing.T) {
 	t.Parallel()
-	d := daemonOptions{}.startReady(t, bodyModule(t))
+	d := startBodies(t, nil)
 	field := func(name, content string) part { return part{name, "", "", content} }
 	for _, row := range []struct {
 		what, method string
@@ -208,7 +208,7 @@ func TestWebhookFilesBecomeObjects(t *testing.T) {
 // body.
 func TestWebhookMetaSaysTheRequest(t *testing.T) {
 	t.Parallel()
-	d := daemonOptions{env: guarded}.startReady(t, bodyModule(t))
+	d := startBodies(t, guarded)
 	const body = " {\"x\" : 1}\n"
 	before := time.Now().UnixMilli()
 	a := d.deliver(t, "m/handleAny?a=1&a=2&b=&c=%C3%A9+x&x-webhook-secret=q", body, shown,

@@ -24,13 +24,8 @@ func TestDeliveriesAreBounded(t *testing.T) {
 		for _, method := range b.m.Methods {
 			method.IsHook = true
 		}
-		h := &Webhooks{
-			webhookConfig: webhookConfig{secret: testSecret, timeout: time.Minute},
-			modules:       b.server.modules,
-			memory:        b.server.memory,
-			log:           b.server.log,
-			inFlight:      counter[*Principal]{perKey: maxInFlight},
-		}
+		h := webhooksOf(b.server.modules)
+		h.timeout = time.Minute
 		deliver := func(method, path, secret string, body io.Reader) *httptest.ResponseRecorder {
 			w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/webhook/"+path, body)
 			setHeaders(r, secret)
@@ -125,10 +120,9 @@ func TestWebhookWaitsForItsModule(t *testing.T) {
 // A delivery that is refused whatever its body is refused before its body has arrived.
 func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
+	d := daemonOptions{env: guarded}.startTools(t, "-accept-signatures",
+		fakeTool{Name: "handleIt"},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
-	d := daemonOptions{env: guarded}.startReady(t, dir, "-accept-signatures")
 	for _, row := range []struct {
 		what, first, headers string
 		status               int
@@ -182,17 +176,8 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := module(t, "/w/m.usher:m handleIt handleSigned")
 				m.Methods[1].Signature = "@signature github K_SIGNING_SECRET"
-				h := &Webhooks{
-					webhookConfig: webhookConfig{
-						secret:           row.secret,
-						open:             true,
-						acceptSignatures: true,
-					},
-					modules: fixedRegistry(newCatalog([]*Module{m}, nil)),
-					memory:  newMemory(1<<20, strangers),
-					log:     quiet,
-					getenv:  func(string) string { return "k" },
-				}
+				h := webhooksOf(fixedRegistry(newCatalog([]*Module{m}, nil)))
+				h.secret = row.secret
 				conns := make(pipes)
 				web := &http.Server{Handler: h, ReadTimeout: bodyTimeout}
 				go web.Serve(conns)
@@ -221,6 +206,19 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 	}
 }
 
+// webhooksOf returns the webhooks of modules, which take the secret or, with the key "k", a signature.
+func webhooksOf(modules *Registry) *Webhooks {
+	config := webhookConfig{secret: testSecret, open: true, acceptSignatures: true}
+	return &Webhooks{
+		webhookConfig: config,
+		modules:       modules,
+		memory:        newMemory(1<<20, strangers),
+		log:           quiet,
+		getenv:        func(string) string { return "k" },
+		inFlight:      counter[*Principal]{perKey: maxInFlight},
+	}
+}
+
 // ServeHTTP answers a request as the daemon does.
 func (h *Webhooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	handle(w, r, h.log, writeWebhookError, func() error { return h.serve(w, r) })
@@ -243,14 +241,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 		{"a body", senders, 0, shown},
 		{"arguments", senders, 6000, shown},
 	} {
-		h := &Webhooks{
-			webhookConfig: webhookConfig{secret: testSecret, acceptSignatures: true},
-			modules:       fixedRegistry(newCatalog([]*Module{m}, nil)),
-			memory:        newMemory(1<<20, strangers),
-			log:           quiet,
-			getenv:        func(string) string { return "k" },
-			inFlight:      counter[*Principal]{perKey: maxInFlight},
-		}
+		h := webhooksOf(fixedRegistry(newCatalog([]*Module{m}, nil)))
 		used := h.memory.open(row.principal).counter
 		full := used.perKey - row.left
 		used.reserve(row.principal, full)

@@ -143,9 +143,7 @@ func TestWebhookPathsAreUnique(t *testing.T) {
 // whether it exists nor its clean form.
 func TestWebhookPathTellsNothing(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleX"})
-	d := daemonOptions{env: guarded}.startReady(t, dir, "-accept-signatures")
+	d := daemonOptions{env: guarded}.startTools(t, "-accept-signatures", fakeTool{Name: "handleX"})
 	for _, path := range []string{
 		"/webhook/", "/webhook//m/handleX", "/webhook/m//handleX", "/webhook/m/handleX/",
 		"/webhook/./m/handleX", "/webhook/m/../m/handleX", "/webhook/%2e%2e/m/handleX",
@@ -255,11 +253,9 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 // A browser's delivery is refused, unless its origin is allowed.
 func TestWebhookRefusesSites(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"})
 	const shop = "https://shop.example"
-	d := daemonOptions{env: guarded}.startReady(t, dir, "-allow-origin", shop,
-		"-allow-host", "usher.example", "-open")
+	d := daemonOptions{env: guarded}.startTools(t,
+		"-allow-host usher.example -open -allow-origin "+shop, fakeTool{Name: "handleIt"})
 	for _, row := range []struct {
 		what    string
 		headers []string
@@ -330,8 +326,10 @@ func TestWebhookExposure(t *testing.T) {
 			if row.secret {
 				env = guarded
 			}
-			code, said := serveStatus(t, env, strings.Fields(row.flags)...)
-			check(t, "status", code, row.code)
+			d := daemonOptions{env: env}.launch(t, t.TempDir(), strings.Fields(row.flags)...)
+			d.awaitReady(t)
+			check(t, "status", d.stop(t), row.code)
+			said := d.Out.String() + d.Log.String()
 			checkContains(t, "usher serve", said, row.said)
 			checkOmits(t, "usher serve", said, testSecret)
 		})
