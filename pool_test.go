@@ -528,19 +528,6 @@ func TestCrashingModuleIsHeldBack(t *testing.T) {
 	t.Error("a module that crashes at each call was started each time")
 }
 
-// A process that is idle for as long as -idle ends. The next call starts another one.
-func TestIdleFlagEndsProcesses(t *testing.T) {
-	long(t)
-	c := oneFake(t, "-idle", "1ms")
-	first := c.call("a_pid", "").text()
-	await(t, "the idle process to be stopped", func() bool {
-		pid, _ := strconv.Atoi(first)
-		return !processAlive(pid)
-	})
-	second := c.call("a_pid", "").text()
-	check(t, "another process answers", second != first && second != "", true)
-}
-
 // Only startCall writes requests to a process, and the pool checks the claim immediately
 // before each request that it makes.
 func TestOneWayToAProcess(t *testing.T) {
