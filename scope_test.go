@@ -157,17 +157,22 @@ func TestScopeTable(t *testing.T) {
 	long(t)
 	d := startProjects(t)
 	alone := newStateless(t, d.URL)
-	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
+	const p, o, g, x = "PPPPPP", "QQQQQQ", "GGGGGG", "XXXXXX"
+	made := time.Now().UTC()
+	record := func(code, folder string, life time.Duration) string {
+		return d.claimRecord(code, folder, made, life)
+	}
+	good := "[" + record(p, "/proj", time.Hour) + "," + record(o, "/other", time.Hour) + ","
+	d.putClaims(good + record(g, "/projX", time.Hour) + "]")
 	check(t, "the claim to be revoked", alone.sees(inHeader(g)), "c_x") // and the other was never used
 	check(t, "another claim by HTTP+SSE",
 		listTools(connectSSE(t, d.URL, inHeader(p)).testClient, inHeader(o)), "400")
-	d.revoke(g)
-	expire(t, d.Base, Code(x))
-	lists := map[string]string{p: seesProj, o: seesOther}
+	d.putClaims(good + record(x, "/projX", -time.Second) + "]")
+	seen := map[string]string{p: seesProj, o: seesOther}
 	for _, row := range presentations(p, o, g, x) {
 		t.Run(row.name, func(t *testing.T) {
 			c, a := openSession(t, d.URL, row.present)
-			want := cmp.Or(lists[row.counts], seesAll)
+			want := cmp.Or(seen[row.counts], seesAll)
 			about := stringField(a.result(), "instructions")
 			check(t, "the instructions name c", strings.Contains(about, "- c:"),
 				want == seesAll)
@@ -181,7 +186,7 @@ func TestScopeTable(t *testing.T) {
 				check(t, "it calls c_x", modern.failure() == "", want == seesAll)
 			}
 			scoped := d.session(inHeader(o))
-			want = cmp.Or(lists[row.counts], seesOther)
+			want = cmp.Or(seen[row.counts], seesOther)
 			checkSees(t, "a scoped session sees", scoped, row.present, want)
 			checkSees(t, "it then sees", scoped, presentNothing, want)
 		})
@@ -190,7 +195,7 @@ func TestScopeTable(t *testing.T) {
 	for _, row := range presentations(p, o, g, x) {
 		t.Run("with claims required/"+row.name, func(t *testing.T) {
 			if row.counts != "" {
-				check(t, "it sees", alone.sees(row.present), lists[row.counts])
+				check(t, "it sees", alone.sees(row.present), seen[row.counts])
 				return
 			}
 			says := "a claim code is required"
@@ -204,6 +209,9 @@ func TestScopeTable(t *testing.T) {
 	}
 	d.hidesCodes(t, p, o, g, x, "ABCDEF")
 }
+
+// lists are the methods that list what a scope has.
+var lists = []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list"}
 
 // What is out of scope gets the same answer, byte by byte, as what does not exist, in a
 // session and without one.
@@ -225,8 +233,7 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 	type asker func(method, params string) answer
 	in := func(c *testClient) asker {
 		return func(method, params string) answer {
-			return c.post(`{"jsonrpc":"2.0","id":1,"method":"` + method +
-				`","params":` + params + `}`)
+			return c.post(rpcText(method, params))
 		}
 	}
 	out := func(present func(*http.Request)) asker {
@@ -238,8 +245,7 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 		"in a session":      {in(c), in(free)},
 		"without a session": {out(present), out(presentNothing)},
 	} {
-		for _, method := range []string{"tools/list", "prompts/list", "resources/list",
-			"resources/templates/list"} {
+		for _, method := range lists {
 			t.Run(revision+"/"+method, func(t *testing.T) {
 				scoped := ask.scoped(method, "{}")
 				check(t, "failure", scoped.failure(), "")

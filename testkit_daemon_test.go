@@ -9,8 +9,6 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -279,21 +277,6 @@ func revoke(t *testing.T, base string, code Code) {
 	t.Helper()
 	_, err := openStore(t, base).Revoke(t.Context(), code)
 	must(t, err)
-}
-
-// expire makes claims expire now.
-func expire(t *testing.T, base string, codes ...Code) {
-	t.Helper()
-	raw := readFile(t, base+"/.data/claims.json")
-	var records []map[string]any
-	must(t, json.Unmarshal(raw, &records))
-	for _, r := range records {
-		if slices.Contains(codes, Code(fmt.Sprint(r["code"]))) {
-			r["expiresAt"] = time.Now().Add(-time.Second).UTC()
-		}
-	}
-	write(t, base+"/.data/claims.json.new", string(marshal(records)))
-	must(t, os.Rename(base+"/.data/claims.json.new", base+"/.data/claims.json"))
 }
 
 // twoProjects writes a workspace of two projects with a module each, and a third folder

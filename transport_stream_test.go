@@ -58,8 +58,7 @@ func checkEnded(t *testing.T, c *testClient) {
 	check(t, "the id of a session that it begins", again.Header.Get(sessionHeader), "")
 	checkContains(t, "a session that it begins", again.failure(),
 		"claim of this session has ended")
-	for _, method := range []string{"tools/list", "prompts/list", "resources/list",
-		"resources/templates/list"} {
+	for _, method := range lists {
 		checkContains(t, method, c.ask(method, "").Body, ":[]}")
 	}
 	for method, params := range map[string]string{
