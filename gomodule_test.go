@@ -20,41 +20,23 @@ import (
 // details returns what a fault says only to the owner.
 func details(f *fault) string { return strings.TrimPrefix(explain(f), f.Msg+": ") }
 
-// goTestOffer is what a module says of itself.
-type goTestOffer struct {
-	Doc      string            `json:"doc,omitempty"`
-	Tools    []json.RawMessage `json:"tools,omitempty"`
-	Problems []string          `json:"problems,omitempty"`
-	Error    []string          `json:"error,omitempty"`
-}
-
-// goTestAskOffer builds the module and asks it what it offers.
-func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
+// goTestOffer builds a module, and returns what it says of itself or why it can't be built.
+func goTestOffer(t *testing.T, name, text string) json.RawMessage {
 	t.Helper()
 	dir := goTestTree(t, map[string]string{name: text})
-	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"),
-		filepath.Join(dir, name))
+	binary, err := buildGoFile(t.Context(), dir+"/cache", dir+"/"+name)
 	if wrong, ok := errors.AsType[*fault](err); ok {
-		o.Error = strings.Split(details(wrong), "\n")
-		return o
+		return marshal(map[string]any{"error": strings.Split(details(wrong), "\n")})
 	}
 	must(t, err)
 	p := startBinary(t, binary)
 	defer p.end()
 	info := p.request("initialize", "{}")
-	o.Doc = stringField(info, "instructions")
-	experimental := field(info, "capabilities", "experimental")
-	must(t, json.Unmarshal(field(experimental, "usher/problems", "problems"),
-		&o.Problems))
-	for _, tool := range p.tools() {
-		shown := object{{"name", field(tool, "name")}}
-		if stringField(tool, "description") != "" {
-			shown = append(shown, member{"description", field(tool, "description")})
-		}
-		o.Tools = append(o.Tools,
-			append(shown, member{"inputSchema", field(tool, "inputSchema")}).encode())
-	}
-	return o
+	return object{
+		{"doc", field(info, "instructions")},
+		{"tools", marshal(p.tools())},
+		{"problems", field(info, "capabilities", "experimental", "usher/problems", "problems")},
+	}.encode()
 }
 
 // goTestCallsModule builds a module that is in the way of the main generated for
@@ -365,8 +347,8 @@ func TestGoModuleGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			src := readFile(t, file)
-			offer := goTestAskOffer(t, name+".usher.go", string(src))
-			checkGolden(t, strings.TrimSuffix(file, ".go.txt")+".json", marshal(offer))
+			offer := goTestOffer(t, name+".usher.go", string(src))
+			checkGolden(t, strings.TrimSuffix(file, ".go.txt")+".json", offer)
 		})
 	}
 }
