@@ -137,15 +137,10 @@ func TestAskTimesOut(t *testing.T) {
 		modern     bool // the module
 		answer     string
 	}{
-		{name: "it copes", tool: "m_ask",
-			answer: `"content":[{"type":"text","text":"{\"code\":-32603,\"refused\":\"` + late + `\"}"}]`},
-		{
-			name:   "it does not",
-			tool:   "m_need",
-			answer: `"error":{"code":-32050,"message":"without it: ` + late + `"}`,
-		},
-		{name: "it has no sessions", tool: "m_ask", modern: true,
-			answer: `"error":{"code":-32603,"message":"` + late + `"}`},
+		{"it copes", "m_ask", false,
+			`"content":[{"type":"text","text":"{\"code\":-32603,\"refused\":\"` + late + `\"}"}]`},
+		{"it does not", "m_need", false, `"error":{"code":-32050,"message":"without it: ` + late + `"}`},
+		{"it has no sessions", "m_ask", true, `"error":{"code":-32603,"message":"` + late + `"}`},
 	} {
 		runInBubble(t, tt.name, func(t *testing.T, b *bubble) {
 			b.native, b.m.Stateless = tt.modern, tt.modern

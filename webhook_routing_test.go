@@ -186,6 +186,7 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 		fakeTool{Name: "handleRuns", Does: "runs"})
 	fits := strings.Repeat(" ", 1012) + `{"name":"x"}`
 	large := strings.Repeat(" ", 1025)
+	const csv = "Content-Type: text/csv"
 	for _, env := range []map[string]string{nil, guarded} {
 		d := daemonOptions{base: base, env: env}.startReady(t, dir, "-max-body", "1KiB")
 		for _, row := range []struct {
@@ -197,15 +198,14 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 			{"opaque origin", "POST", "m/handleIt", `{"name":"x"}`, "Origin: null", 403},
 			{"cross-site request", "POST", "m/handleIt", `{"name":"x"}`,
 				"Sec-Fetch-Site: cross-site", 403},
-			{"PUT", "PUT", "m/nothing", large, "Content-Type: text/csv", 405},
+			{"PUT", "PUT", "m/nothing", large, csv, 405},
 			{"GET", "GET", "m/handleIt", "", "", 405},
 			{"HEAD", "HEAD", "m/handleIt", "", "", 405},
 			{"OPTIONS", "OPTIONS", "m/handleIt", "", "", 405},
-			{"unknown method", "POST", "m/nothing", large, "Content-Type: text/csv", 404},
-			{"conflict", "POST", "twice", large, "Content-Type: text/csv", 409},
-			{"signature without a key", "POST", "m/handleSigned", large,
-				"Content-Type: text/csv", 503},
-			{"other content type", "POST", "m/handleIt", large, "Content-Type: text/csv", 415},
+			{"unknown method", "POST", "m/nothing", large, csv, 404},
+			{"conflict", "POST", "twice", large, csv, 409},
+			{"signature without a key", "POST", "m/handleSigned", large, csv, 503},
+			{"other content type", "POST", "m/handleIt", large, csv, 415},
 			{"large body", "POST", "m/handleIt", large, "", 413},
 			{"body that just fits", "POST", "m/handleIt", fits, "", 200},
 			{"malformed JSON", "POST", "m/handleIt", `{`, "", 400},
