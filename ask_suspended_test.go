@@ -105,26 +105,6 @@ func TestOneRequestContinuesACall(t *testing.T) {
 	check(t, "calls of the module", strings.Count(d.Log.String(), "fake: asked rounds "), 1)
 }
 
-// A restart ends suspended calls.
-func TestRestartEndsAsks(t *testing.T) {
-	long(t)
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "fixed tools=ask")
-	options := daemonOptions{base: t.TempDir(), ownProcess: true}
-	d := options.startReady(t, dir)
-	state := askState(t,
-		askModern(t, d.URL, askAllCaps, "").round("a_ask", askForms("suspended")), 1)
-	pid := awaitStep(t, d, "asked", "suspended")
-	d.stop(t)
-	check(t, "the suspended call's process is alive", processAlive(pid), false)
-
-	d = options.startReady(t, dir)
-	modern := askModern(t, d.URL, askAllCaps, "")
-	wantStale(t, "the state",
-		modern.round("a_ask", askForms("suspended"), withState(state, sayYes)...))
-	checkOmits(t, "the log", d.Log.String(), "fake: asked")
-}
-
 // withForms is the _meta of a client without a session that can be asked for forms.
 const withForms = `"_meta":{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}`
 

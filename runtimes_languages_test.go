@@ -215,22 +215,10 @@ func TestCancelledCallsEnd(t *testing.T) {
 	t.Parallel()
 	slow(t) // for cancelTimeout
 	dir := t.TempDir()
-	modules := map[string]string{
-		"busygo.usher.go": goHead + "import \"os\"\nfunc Pid() int { return os.Getpid() }\n" +
-			"func Spin() { println(\"busygo spins\"); for {} }\n",
-		"busypy.usher.py": "import os\ndef pid(): return os.getpid()\n" +
-			"def spin():\n  print('busypy spins')\n  while True: pass\n",
-		"endsh.usher.sh": "# Pid.\npid() { echo $PPID; }\n" +
-			"# Spins.\nspin() { echo endsh spins >&2; while :; do :; done; }\n",
-		"stuckasync.usher.py": "import os\nasync def pid(): return os.getpid()\n" +
-			"async def spin():\n  print('stuckasync spins')\n  while True: pass\n",
-		"stuckjs.usher.js": "export const pid = () => process.pid\n" +
-			"export const spin = () => { console.log('stuckjs spins'); for (;;); }\n",
-	}
 	var names, tools []string
-	for _, file := range sortedKeys(modules) {
+	for _, file := range folderNames(t, "testdata/busy") {
 		needLanguage(t, file)
-		write(t, dir+"/"+file, modules[file])
+		copyFiles(t, "testdata/busy", dir, file)
 		name, _, _ := strings.Cut(file, ".")
 		names = append(names, name)
 		tools = append(tools, name+"_pid", name+"_spin")
