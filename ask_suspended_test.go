@@ -27,10 +27,9 @@ func withState(state, responses string) object {
 // wantStale checks that an answer is the error for a state that is not valid.
 func wantStale(t *testing.T, what string, a answer) {
 	t.Helper()
-	e := field(a.last(), "error")
 	check(t, what+": status", a.Status, http.StatusBadRequest)
-	check(t, what+": code", string(field(e, "code")), "-32602")
-	checkContains(t, what, stringField(e, "message"), "requestState")
+	check(t, what+": code", string(field(a.last(), "error", "code")), "-32602")
+	checkContains(t, what, a.failure(), "requestState")
 }
 
 // sayYes answers the first question of a call.
@@ -39,10 +38,8 @@ const sayYes = `{"ask-1":{"action":"accept"}}`
 // A state continues a call only unchanged, for its principal, its client and its params.
 func TestStateIsBound(t *testing.T) {
 	long(t)
-	dir, base := t.TempDir(), t.TempDir()
-	writeFake(t, dir+"/proj/a.usher", "fixed tools=ask,again")
-	d := daemonOptions{base: base}.startReady(t, dir)
-	proj, whole := newCode(t, base, dir+"/proj"), newCode(t, base, dir)
+	d := startFakes(t, "proj/a: fixed tools=ask,again")
+	proj, whole := newCode(t, d.Base, d.Dir+"/proj"), newCode(t, d.Base, d.Dir)
 	c := askModern(t, d.URL, askAllCaps, proj)
 	ask := askForms("bound")
 	state := askState(t, c.round("a_ask", ask), 1)

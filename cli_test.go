@@ -30,8 +30,7 @@ func TestOutputIsGolden(t *testing.T) {
 	long(t)
 	dir := tempDir(t)
 	base := t.TempDir()
-	writeFake(t, dir+"/proj/a.usher", "good tools=x,handleY")
-	writeFake(t, dir+"/other/a.usher", "good tools=x")
+	writeFakes(t, dir, "proj/a: good tools=x,handleY", "other/a: good tools=x")
 	write(t, dir+"/proj/broken.usher.go", "//go:build usher\n\npackage main\n\nfunc X( {}\n")
 	must(t, os.Mkdir(dir+"/empty", 0o755))
 	folders := strings.NewReplacer("PROJ", dir+"/proj", "OTHER", dir+"/other", "EMPTY",

@@ -69,9 +69,7 @@ func TestFoldersAreSearched(t *testing.T) {
 func TestEditReloadsOneModule(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x")
-	writeFake(t, dir+"/b.usher", "good tools=x")
-	writeFake(t, dir+"/c.usher", "dies")
+	writeFakes(t, dir, "a: good tools=x", "b: good tools=x", "c: dies")
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("a_x", "b_x")
@@ -321,8 +319,7 @@ func TestLateIntrospectionIsDropped(t *testing.T) {
 func TestFailedListHidesNoTools(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x prompts=fail")
-	writeFake(t, dir+"/b.usher", "good tools=x prompts=endless")
+	writeFakes(t, dir, "a: good tools=x prompts=fail", "b: good tools=x prompts=endless")
 	writeFake(t, dir+"/c.usher", "good toolsIn="+dir+"/tools")
 	write(t, dir+"/tools", `[{"Name":"bad","Schema":{"type":"array"}},{"Name":"x"}]`)
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "b_x", "c_x")

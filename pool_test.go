@@ -204,8 +204,8 @@ func (w *Worker) answerCalls(first, n int, result object) {
 func TestCallsWaitForTheirTurn(t *testing.T) {
 	t.Parallel()
 	for _, answered := range []bool{true, false} {
-		t.Run(fmt.Sprint("cancelled calls are answered: ", answered), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { testTurns(t, answered) })
+		runSynced(t, fmt.Sprint("cancelled calls are answered: ", answered), func(t *testing.T) {
+			testTurns(t, answered)
 		})
 	}
 }
@@ -404,48 +404,44 @@ func TestCrowdedProcessIsReplaced(t *testing.T) {
 		{"too many", maxCancelled, 0, 0},
 		{"too long", 1, timeout - time.Nanosecond, time.Nanosecond},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := newEndlessModule(t, timeout)
-				m.cancelled("spin", tt.cancelled-1)
-				check(t, "a call before", <-m.begin(t.Context(), "fine"), nil)
-				m.cancelled("spin", 1)
-				if tt.before > 0 {
-					pass(tt.before)
-					check(t, "a call just before", <-m.begin(t.Context(), "fine"), nil)
-				}
-				check(t, "processes before", len(m.workers), 1)
-				pass(tt.after)
-				check(t, "a call after", <-m.begin(t.Context(), "fine"), nil)
-				check(t, "processes after", len(m.workers), 2)
-				check(t, "the first one lives", m.workers[0].alive(), false)
-			})
+		runSynced(t, tt.name, func(t *testing.T) {
+			m := newEndlessModule(t, timeout)
+			m.cancelled("spin", tt.cancelled-1)
+			check(t, "a call before", <-m.begin(t.Context(), "fine"), nil)
+			m.cancelled("spin", 1)
+			if tt.before > 0 {
+				pass(tt.before)
+				check(t, "a call just before", <-m.begin(t.Context(), "fine"), nil)
+			}
+			check(t, "processes before", len(m.workers), 1)
+			pass(tt.after)
+			check(t, "a call after", <-m.begin(t.Context(), "fine"), nil)
+			check(t, "processes after", len(m.workers), 2)
+			check(t, "the first one lives", m.workers[0].alive(), false)
 		})
 	}
-	t.Run("beside another call", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			m := newEndlessModule(t, timeout)
-			other := m.begin(t.Context(), "other")
-			m.cancelled("spin", maxCancelled)
-			check(t, "a call", <-m.begin(t.Context(), "fine"), nil)
-			m.cancelled("spin", maxCancelled)
-			check(t, "a call while the first process ends", <-m.begin(t.Context(), "fine"), nil)
-			check(t, "processes", len(m.workers), 2)
-			token := json.RawMessage(`{"progressToken":1}`)
-			for range 4 {
-				m.workers[0].handle(&Message{
-					Method: "notifications/progress",
-					Params: members(token),
-				})
-				check(t, "the first process lives", m.workers[0].alive(), true)
-				pass(timeout / 4)
-			}
-			checkContains(t, "the other call", fmt.Sprint(<-other),
-				"was stopped because a cancelled call blocked it")
-			synctest.Wait()
-			check(t, "a call after its end", <-m.begin(t.Context(), "fine"), nil)
-			check(t, "processes then", len(m.workers), 3)
-		})
+	runSynced(t, "beside another call", func(t *testing.T) {
+		m := newEndlessModule(t, timeout)
+		other := m.begin(t.Context(), "other")
+		m.cancelled("spin", maxCancelled)
+		check(t, "a call", <-m.begin(t.Context(), "fine"), nil)
+		m.cancelled("spin", maxCancelled)
+		check(t, "a call while the first process ends", <-m.begin(t.Context(), "fine"), nil)
+		check(t, "processes", len(m.workers), 2)
+		token := json.RawMessage(`{"progressToken":1}`)
+		for range 4 {
+			m.workers[0].handle(&Message{
+				Method: "notifications/progress",
+				Params: members(token),
+			})
+			check(t, "the first process lives", m.workers[0].alive(), true)
+			pass(timeout / 4)
+		}
+		checkContains(t, "the other call", fmt.Sprint(<-other),
+			"was stopped because a cancelled call blocked it")
+		synctest.Wait()
+		check(t, "a call after its end", <-m.begin(t.Context(), "fine"), nil)
+		check(t, "processes then", len(m.workers), 3)
 	})
 }
 

@@ -304,8 +304,7 @@ func TestScopeIsByRealPath(t *testing.T) {
 	} {
 		must(t, os.Symlink(p.dir+link[0], p.dir+link[1]))
 	}
-	writeFake(t, p.dir+"/proj/deep/er/d.usher", "good tools=x")
-	writeFake(t, p.dir+"/Proj/e.usher", "good tools=x")
+	writeFakes(t, p.dir, "proj/deep/er/d: good tools=x", "Proj/e: good tools=x")
 	const all = "a_pid a_sleep a_x b_x c_x d_x e_x lent_x stolen_x"
 	const inside = "a_pid a_sleep a_x d_x lent_x"
 	p.session(presentNothing).awaitTools(strings.Fields(all)...)

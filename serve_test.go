@@ -114,15 +114,12 @@ func TestServeRefuses(t *testing.T) {
 // A daemon that has ended leaves no goroutine.
 func TestNoGoroutineIsLeft(t *testing.T) {
 	before := runtime.NumGoroutine()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	d := startDaemon(t, dir)
-	c := connect(t, d.URL)
+	c := oneFake(t)
 	_, hangUp := c.listen()
 	c.call("a_crash", "")
 	c.call("a_echo", "")
 	hangUp()
-	d.stop(t)
+	c.daemon.stop(t)
 	c.http.CloseIdleConnections()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	await(t, "all goroutines to end", func() bool {

@@ -522,8 +522,7 @@ func wantEvent(t *testing.T, events <-chan event, want ...string) event {
 // get opens a stream by a GET that present changes.
 func (c *testClient) get(present ...func(*http.Request)) (*http.Response, <-chan event, func()) {
 	c.t.Helper()
-	req := c.request(http.MethodGet, "")
-	req.Header.Set("Accept", "text/event-stream")
+	req := c.getRequest()
 	presentAll(present...)(req)
 	return openStream(c.t, req)
 }
@@ -587,10 +586,9 @@ func (c *sseClient) ask(method, params string) json.RawMessage {
 		c.t.Fatalf("%s: %d %s", method, a.Status, a.Body)
 	}
 	for {
-		if e := wantEvent(c.t,
-			c.events); string(field(e.msg(),
-			"id")) == string(field(text, "id")) {
-			return e.msg()
+		msg := wantEvent(c.t, c.events).msg()
+		if string(field(msg, "id")) == string(field(text, "id")) {
+			return msg
 		}
 	}
 }

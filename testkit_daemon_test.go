@@ -94,7 +94,14 @@ var listening = regexp.MustCompile(`listening.*url[=":]+([^"\s]+)`)
 // looked at them. One may have the trait shared, written first: see writeShared.
 func startFakes(t *testing.T, fakes ...string) *testDaemon {
 	t.Helper()
-	dir := t.TempDir()
+	dir := tempDir(t)
+	writeFakes(t, dir, fakes...)
+	return daemonOptions{}.startReady(t, dir)
+}
+
+// writeFakes writes fakes into a folder, each written "NAME: TRAITS".
+func writeFakes(t *testing.T, dir string, fakes ...string) {
+	t.Helper()
 	for _, fake := range fakes {
 		name, traits, _ := strings.Cut(fake, ": ")
 		if rest, shared := strings.CutPrefix(traits, "shared "); shared {
@@ -103,8 +110,6 @@ func startFakes(t *testing.T, fakes ...string) *testDaemon {
 			writeFake(t, dir+"/"+name+".usher", traits)
 		}
 	}
-	d := daemonOptions{}.startReady(t, dir)
-	return d
 }
 
 // launch is start without waiting.
@@ -284,9 +289,7 @@ func revoke(t *testing.T, base string, code Code) {
 func twoProjects(t *testing.T) string {
 	t.Helper()
 	dir := tempDir(t)
-	writeFake(t, dir+"/proj/a.usher", "good tools=x,sleep,pid")
-	writeFake(t, dir+"/other/b.usher", "good tools=x")
-	writeFake(t, dir+"/projX/c.usher", "good tools=x")
+	writeFakes(t, dir, "proj/a: good tools=x,sleep,pid", "other/b: good tools=x", "projX/c: good tools=x")
 	return dir
 }
 

@@ -91,6 +91,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -460,6 +461,11 @@ func slowTests(quick, full int) int {
 		return full
 	}
 	return quick
+}
+
+// runSynced runs a subtest in which time passes only when all wait.
+func runSynced(t *testing.T, name string, test func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 }
 
 const (

@@ -172,36 +172,34 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 			401, unknownBodyTimeout},
 		{"a body that needs no secret", "", "handleIt", half, " ", 408, unknownBodyTimeout},
 	} {
-		t.Run(row.what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := module(t, "/w/m.usher:m handleIt handleSigned")
-				m.Methods[1].Signature = "@signature github K_SIGNING_SECRET"
-				h := webhooksOf(fixedRegistry(newCatalog([]*Module{m}, nil)))
-				h.secret = row.secret
-				conns := make(pipes)
-				web := &http.Server{Handler: h, ReadTimeout: bodyTimeout}
-				go web.Serve(conns)
-				defer web.Close()
-				conn, err := conns.dial(t.Context(), "", "")
-				must(t, err)
-				var sending sync.WaitGroup
-				sending.Go(func() {
-					_, err := fmt.Fprintf(conn,
-						"POST /webhook/m/%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n",
-						row.method, row.headers)
-					for err == nil {
-						pass(time.Second)
-						_, err = io.WriteString(conn, row.piece)
-					}
-				})
-				start := time.Now()
-				res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-				must(t, err)
-				check(t, "status", res.StatusCode, row.status)
-				check(t, "time until the answer", time.Since(start), row.after)
-				conn.Close()
-				sending.Wait()
+		runSynced(t, row.what, func(t *testing.T) {
+			m := module(t, "/w/m.usher:m handleIt handleSigned")
+			m.Methods[1].Signature = "@signature github K_SIGNING_SECRET"
+			h := webhooksOf(fixedRegistry(newCatalog([]*Module{m}, nil)))
+			h.secret = row.secret
+			conns := make(pipes)
+			web := &http.Server{Handler: h, ReadTimeout: bodyTimeout}
+			go web.Serve(conns)
+			defer web.Close()
+			conn, err := conns.dial(t.Context(), "", "")
+			must(t, err)
+			var sending sync.WaitGroup
+			sending.Go(func() {
+				_, err := fmt.Fprintf(conn,
+					"POST /webhook/m/%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n",
+					row.method, row.headers)
+				for err == nil {
+					pass(time.Second)
+					_, err = io.WriteString(conn, row.piece)
+				}
 			})
+			start := time.Now()
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			must(t, err)
+			check(t, "status", res.StatusCode, row.status)
+			check(t, "time until the answer", time.Since(start), row.after)
+			conn.Close()
+			sending.Wait()
 		})
 	}
 }
