@@ -67,9 +67,7 @@ func TestOneDaemonPerBase(t *testing.T) {
 	checkContains(t, "the record that it left", string(raw), d.URL)
 	check(t, "the daemon that runs then", readDaemon(data).URL, "")
 	daemonOptions{base: base}.start(t, dir).stop(t)
-	if _, err := os.Stat(data + "/" + recordName); err == nil {
-		t.Error("a daemon that has ended left its record")
-	}
+	checkExists(t, data+"/"+recordName, false)
 }
 
 // usher serve refuses what would be unsafe or can't work, and says what to do.

@@ -326,6 +326,13 @@ func lack(t *testing.T, what string) {
 	skip(t, "needs "+what)
 }
 
+// checkExists checks whether there is a file.
+func checkExists(t *testing.T, path string, want bool) {
+	t.Helper()
+	_, err := os.Lstat(path)
+	check(t, path+" exists", err == nil, want)
+}
+
 func folderNames(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -169,30 +169,6 @@ func TestRequestsAreChecked(t *testing.T) {
 	}
 }
 
-// A preflight allows the allowed origins only.
-func TestPreflightAllowsOrigins(t *testing.T) {
-	long(t)
-	c := oneFake(t, "-allow-origin", "https://app.example")
-	preflight := func(origin string) answer {
-		req := c.request(http.MethodOptions, "")
-		req.Header.Set("Origin", origin)
-		req.Header.Set("Access-Control-Request-Method", "POST")
-		req.Header.Set("Access-Control-Request-Headers", "content-type,Mcp-Session-Id")
-		return c.do(req)
-	}
-	check(t, "status for another origin", preflight("https://other.example").Status, 403)
-	a := preflight("https://app.example")
-	check(t, "status", a.Status, 204)
-	check(t, "the allowed origin", a.Header.Get("Access-Control-Allow-Origin"),
-		"https://app.example")
-	checkContains(t, "the allowed headers",
-		a.Header.Get("Access-Control-Allow-Headers"), "Mcp-Session-Id")
-	req := c.asking("ping", "")
-	req.Header.Set("Origin", "https://app.example")
-	checkContains(t, "the exposed headers",
-		c.do(req).Header.Get("Access-Control-Expose-Headers"), "Mcp-Session-Id")
-}
-
 // usher stdio writes only JSON-RPC to stdout, and answers calls that are under way when its
 // input ends.
 func TestStdioAnswersInOrder(t *testing.T) {

@@ -293,6 +293,8 @@ func TestWebhookRefusesSites(t *testing.T) {
 	checkError(t, "no secret", a, 401)
 	check(t, "the origin that may read the 401",
 		a.Header.Get("Access-Control-Allow-Origin"), shop)
+	checkContains(t, "the headers that it may read",
+		a.Header.Get("Access-Control-Expose-Headers"), sessionHeader)
 }
 
 // Without a secret, webhooks work only from this machine, unless a flag says so.
