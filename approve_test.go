@@ -21,8 +21,7 @@ func TestNewModuleIsRefused(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()
 	script := func(says string) string { return "# Says it.\nsay() { echo " + says + "; }\n" }
 	source := func(says string) string {
-		return "//go:build usher\n\npackage main\n\nfunc Say() string { return \"" +
-			says + "\" }\n"
+		return goHead + "func Say() string { return \"" + says + "\" }\n"
 	}
 	copyFiles(t, "testdata/shell/put", dir, "tool.usher.sh")
 	write(t, dir+"/sub/note", "")
@@ -59,29 +58,24 @@ func TestNewModuleIsRefused(t *testing.T) {
 		check(t, "writing "+path, a.failure(), "")
 	}
 	entry := `{"mcpServers":{"entry":{"command":"sh","args":["-c","touch ` + ran + `"]}}}`
-	put("put", "evil.usher.sh", evil+script("new"), "644")
-	put("put", "evil.usher.py", "open('"+ran+"', 'w')\n", "644")
-	put("put", "evil.usher", evil, "755")
-	put("put", "sub/.mcp.json", entry, "644")
-	put("put", "run.usher.sh", evil+script("new"), "644")
-	put("put", "idle.usher.sh", evil+script("new"), "644")
-	put("put", "file.usher", evil, "755")
-	put("put", "built.usher.go", source("new"), "644")
-	put("put", ".mcp.json", server("x,y"), "644")
-	put("back", "time.usher.sh", script("new"), "")
 	changed := errUnapproved.Error()
-	for _, module := range []string{
-		"evil kind=shell file=evil.usher.sh",
-		"evil kind=python file=evil.usher.py",
-		"evil kind=executable file=evil.usher",
-		"entry kind=.mcp.json file=sub/.mcp.json",
-		"run kind=shell file=run.usher.sh",
-		"idle kind=shell file=idle.usher.sh",
-		"file kind=executable file=file.usher",
-		"built kind=go file=built.usher.go",
-		"srv kind=.mcp.json file=.mcp.json",
-	} {
-		d.awaitLog(t, fmt.Sprintf(`"module failed" module=%s why=%q`, module, changed))
+	written := []struct{ module, path, text, mode string }{
+		{"evil kind=shell", "evil.usher.sh", evil + script("new"), "644"},
+		{"evil kind=python", "evil.usher.py", "open('" + ran + "', 'w')\n", "644"},
+		{"evil kind=executable", "evil.usher", evil, "755"},
+		{"entry kind=.mcp.json", "sub/.mcp.json", entry, "644"},
+		{"run kind=shell", "run.usher.sh", evil + script("new"), "644"},
+		{"idle kind=shell", "idle.usher.sh", evil + script("new"), "644"},
+		{"file kind=executable", "file.usher", evil, "755"},
+		{"built kind=go", "built.usher.go", source("new"), "644"},
+		{"srv kind=.mcp.json", ".mcp.json", server("x,y"), "644"},
+	}
+	for _, w := range written {
+		put("put", w.path, w.text, w.mode)
+	}
+	put("back", "time.usher.sh", script("new"), "")
+	for _, w := range written {
+		d.awaitLog(t, fmt.Sprintf(`"module failed" module=%s file=%s why=%q`, w.module, w.path, changed))
 	}
 	for _, tool := range []string{"run_say", "idle_say", "time_say"} {
 		says(tool, changed)
@@ -96,9 +90,7 @@ func TestNewModuleIsRefused(t *testing.T) {
 		}
 	}
 	refused := strings.ReplaceAll(d.Log.String(), "file=time.usher.sh why=", "") // few scans find its change
-	if n := strings.Count(refused, fmt.Sprintf("why=%q", changed)); n != 9 {
-		t.Errorf("the log has %d lines of refused modules, want 9:\n%s", n, d.Log.String())
-	}
+	check(t, "lines of refused modules in the log", strings.Count(refused, fmt.Sprintf("why=%q", changed)), 9)
 	c.awaitTools(old...)
 	await(t, "the modules that are not hosted", func() bool {
 		out, _, _ := usher(t, "", "modules", "-base", base, dir)
@@ -121,10 +113,9 @@ func TestNewModuleIsRefused(t *testing.T) {
 		"/run.usher.sh")
 	c.awaitTools("idle_say", "run_say", "tool_back", "tool_put")
 	says("run_say", "new")
-	os.Remove(dir + "/file.usher")
-	os.Remove(dir + "/evil.usher")
-	os.Remove(dir + "/evil.usher.py")
-	os.Remove(dir + "/sub/.mcp.json")
+	for _, file := range []string{"file.usher", "evil.usher", "evil.usher.py", "sub/.mcp.json"} {
+		must(t, os.Remove(dir+"/"+file))
+	}
 	out = wantUsher(t, 0, "", "approve", "-base", base)
 	check(t, "approved modules", strings.Count(out, "Approved "), 4)
 	c.awaitTools("built_say", "evil_say", "idle_say", "run_say", "srv_x", "srv_y",

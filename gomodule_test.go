@@ -48,13 +48,10 @@ func goTestCallsModule(t *testing.T) (binary string) {
 	t.Helper()
 	source := readFile(t, "testdata/gomodule/run/calls.usher.go")
 	dir := goTestTree(t, map[string]string{
-		"go.mod":             "module example.com/tree\n\ngo 1.16\n",
-		"sub/static/a.txt":   "embedded",
-		"sub/other.usher.go": goHead + "func Greet() {}\n",
-		"internal/greet/greet.go": "package greet\n\nimport (\"fmt\"; \"log\"; \"os\")\n\n" +
-			"var logger = log.New(os.Stdout, \"kept \", 0)\n\nfunc init() { fmt.Println(\"greet " +
-			"init\") }\n\n" +
-			"func Hello(s string) string { logger.Print(\"hello\"); return \"hello \" + s }\n",
+		"go.mod":                      "module example.com/tree\n\ngo 1.16\n",
+		"sub/static/a.txt":            "embedded",
+		"sub/other.usher.go":          goHead + "func Greet() {}\n",
+		"internal/greet/greet.go":     string(readFile(t, "testdata/gomodule/run/greet.go")),
 		"sub/_calls_windows.usher.go": string(source),
 	})
 	return goTestBuild(t, filepath.Join(dir, "sub", "_calls_windows.usher.go"),

@@ -250,7 +250,7 @@ func TestSignatureIsRecent(t *testing.T) {
 	}
 }
 
-// signedModule has a method for each scheme, which is also its variable's name.
+// signedModule has a method for each scheme.
 func signedModule(t *testing.T) (dir string, env map[string]string) {
 	dir, env = t.TempDir(), map[string]string{}
 	tools := []fakeTool{{Name: "handlePlain"}, {Name: "handleRuns", Does: "runs"}}
