@@ -68,7 +68,8 @@ func TestDecisionsNeverWiden(t *testing.T) {
 				(f.scoped || f.require),
 			"outside of a session, a bad code is ignored": got == everyone &&
 				f.presents && !f.session && err != errBadCode,
-			"a claim of somebody else": width[got] == 1 && got != f.own && got != f.presented,
+			"an ended claim does not count for strangers": got != nil && width[got] == 0 && got != strangers,
+			"a claim of somebody else":                    width[got] == 1 && got != f.own && got != f.presented,
 			"an active claim counts as ended": got == strangers &&
 				(f.own != nil || !f.scoped),
 			"unreadable claims are used": bit(8) && got != nil,

@@ -251,14 +251,6 @@ func (b *bubble) hears() string {
 	return strings.Join(lines, "\n")
 }
 
-// sessionsOf returns how many sessions of a principal are in memory.
-func (b *bubble) sessionsOf(p *Principal) int {
-	table := b.server.gate.sessions
-	table.mu.Lock()
-	defer table.mu.Unlock()
-	return len(table.own[p])
-}
-
 // suspended returns how many calls wait for input of clients without sessions.
 func (b *bubble) suspended() int {
 	synctest.Wait()
