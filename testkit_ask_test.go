@@ -394,8 +394,8 @@ func askModern(t *testing.T, url, caps, code string) *askClient {
 }
 
 // askOverSSE is a client of HTTP+SSE.
-func askOverSSE(t *testing.T, url, caps, code string) *askClient {
-	c := newAskClient(t, url, code)
+func askOverSSE(t *testing.T, url, caps string) *askClient {
+	c := newAskClient(t, url, "")
 	sse := c.http.openSSE()
 	c.hangUp = sse.hangUp
 	go c.takeAll(sse.events)
@@ -446,7 +446,7 @@ var askWays = map[string]func(t *testing.T, url, dir, caps string) *askClient{
 	"2025-06-18": askInSession("2025-06-18"),
 	"2025-03-26": askInSession("2025-03-26"),
 	"HTTP+SSE": func(t *testing.T, url, _, caps string) *askClient {
-		return askOverSSE(t, url, caps, "")
+		return askOverSSE(t, url, caps)
 	},
 	"2026-07-28": func(t *testing.T, url, _, caps string) *askClient {
 		return askModern(t, url, caps, "")

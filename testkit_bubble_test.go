@@ -287,15 +287,14 @@ type exchange struct {
 	text   string
 }
 
-func (b *bubble) begin(req *http.Request) *exchange { return begin(b.t, b.http, req, b.unread) }
-
 // begin makes a request, and reads its answer in the background.
-func begin(t *testing.T, client *http.Client, req *http.Request, unread bool) *exchange {
-	ctx, cancel := context.WithCancel(t.Context())
+func (b *bubble) begin(req *http.Request) *exchange {
+	unread := b.unread
+	ctx, cancel := context.WithCancel(b.t.Context())
 	x := &exchange{hangUp: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(x.done)
-		res, err := client.Do(req.WithContext(ctx))
+		res, err := b.http.Do(req.WithContext(ctx))
 		if err != nil {
 			return // it was hung up
 		}

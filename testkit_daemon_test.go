@@ -20,7 +20,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 )
@@ -337,6 +336,11 @@ func (d *testDaemon) send(t *testing.T, method, path, body string, headers ...st
 	must(t, err)
 	res, err := hookClient.Do(req)
 	must(t, err)
+	return readAnswer(t, res)
+}
+
+func readAnswer(t *testing.T, res *http.Response) answer {
+	t.Helper()
 	defer res.Body.Close()
 	text, err := io.ReadAll(res.Body)
 	must(t, err)
@@ -355,30 +359,20 @@ func (d *testDaemon) address() string {
 	return strings.Trim(strings.TrimPrefix(d.URL, "http:"), "/")
 }
 
-// raw sends bytes unchanged and reads the answer, which may come before all of rest has
-// been sent.
-func (d *testDaemon) raw(t *testing.T, request string, rest io.Reader) answer {
+// raw sends bytes unchanged and reads the answer.
+func (d *testDaemon) raw(t *testing.T, request string) answer {
 	t.Helper()
 	conn, err := net.Dial("tcp", d.address())
 	must(t, err)
-	conn.SetDeadline(time.Now().Add(bodyTimeout + patience))
-	var sent sync.WaitGroup
-	sent.Go(func() {
-		io.WriteString(conn, request)
-		if rest != nil {
-			io.Copy(conn, rest)
-		}
-	})
-	defer sent.Wait()
 	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(bodyTimeout + patience))
+	io.WriteString(conn, request)
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Errorf("%.120q: %v", request, err)
 		return answer{}
 	}
-	text, _ := io.ReadAll(res.Body)
-	res.Body.Close()
-	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}
+	return readAnswer(t, res)
 }
 
 // checkError checks an answer that is an error: its status, its form, its headers.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -204,12 +205,14 @@ func (f *fakeServer) handle(msg *Message) {
 	case msg.Method == "tools/call":
 		f.begin(msg)
 	case msg.isRequest():
+		code := codeNoMethod
+		if f.has("prompts") {
+			code = -32603
+		}
 		if result := f.answer(msg); result != nil {
 			f.send(encodeResult(msg.ID, members(result)))
-		} else if f.has("prompts") {
-			f.send(encodeError(msg.ID, rpcErrorf(-32603, "no %s", msg.Method)))
 		} else {
-			f.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "no %s", msg.Method)))
+			f.send(encodeError(msg.ID, rpcErrorf(code, "no %s", msg.Method)))
 		}
 	}
 }
@@ -416,18 +419,15 @@ func (c *fakeCall) number(key string) int {
 }
 
 func textResult(s string) json.RawMessage {
-	return append(append([]byte(`{"content":[{"type":"text","text":`), quote(s)...), "}]}"...)
+	return json.RawMessage(`{"content":[` + block(s) + `]}`)
 }
 
 // result does what the tool does, and returns its result; nil if the call was cancelled.
 func (c *fakeCall) result() json.RawMessage {
 	f := c.f
 	switch c.tool.Does {
-	case "", "return":
-		if c.args == nil {
-			return toolResult(json.RawMessage(`{}`)).encode()
-		}
-		return toolResult(c.args).encode()
+	case "":
+		return toolResult(rawOrNil(cmp.Or(string(c.args), "{}"))).encode()
 	case "result":
 		return field(c.args, "result")
 	case "sleep":
@@ -448,7 +448,7 @@ func (c *fakeCall) result() json.RawMessage {
 		select {}
 	case "progress":
 		for i := range c.number("n") {
-			c.progress(i+1, "")
+			c.progress(i + 1)
 			if i+1 == c.number("hold") {
 				<-c.gate
 			}
@@ -503,12 +503,9 @@ func (c *fakeCall) wait(said string, timer <-chan time.Time, gate <-chan struct{
 	return textResult(string(c.params))
 }
 
-func (c *fakeCall) progress(n int, message string) {
+func (c *fakeCall) progress(n int) {
 	token := field(c.params, "_meta", "progressToken")
 	params := object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}}
-	if message != "" {
-		params = append(params, member{"message", quote(message)})
-	}
 	c.f.notify("notifications/progress", params.encode())
 }
 
