@@ -268,10 +268,10 @@ func TestWatchHostsLaterModules(t *testing.T) {
 	} {
 		t.Run(flags, func(t *testing.T) {
 			t.Parallel()
-			dir, base := t.TempDir(), t.TempDir()
+			dir := t.TempDir()
 			writeFake(t, dir+"/a.usher", "good tools=x")
-			d := daemonOptions{base: base}.start(t, dir, strings.Fields(flags)...)
-			c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir)))
+			d := startDaemon(t, dir, strings.Fields(flags)...)
+			c, _ := openSession(t, d.URL, inHeader(newCode(t, d.Base, dir)))
 			c.awaitTools("a_x")
 			writeFake(t, dir+"/b.usher", "good tools=x")
 			line := `"module failed" module=b`

@@ -41,6 +41,8 @@ var limitCases = map[string]limitCase{
 	},
 }
 
+const clips = "clips what is shown, and holds up nothing"
+
 // limitTests names the test of each limit in limit.go, or says why there is none.
 var limitTests = map[string]string{
 	"maxInFlight":       "TestLimitIsPerPrincipal",
@@ -63,9 +65,9 @@ var limitTests = map[string]string{
 	"maxInput":          "TestModuleThatDoesNotRead",
 	"maxAsks":           "TestAsksOfACallAreBounded",
 	"maxSuspended":      "TestSuspendedCallsAreBounded",
-	"maxLogged":         "clips what is shown, and holds up nothing",
-	"maxLoggedLine":     "clips what is shown, and holds up nothing",
-	"tailLines":         "clips what is shown, and holds up nothing",
+	"maxLogged":         clips,
+	"maxLoggedLine":     clips,
+	"tailLines":         clips,
 	"maxList":           "TestFailedListHidesNoTools",
 	"maxProcs":          "TestProcessesAreBounded",
 	"maxProcsOf":        "TestProcessesAreBounded",
@@ -77,7 +79,7 @@ var limitTests = map[string]string{
 	"maxToolName":       "is a warning",
 	"maxViews":          "TestViewsAreForgotten",
 	"maxURI":            "TestResourcesHaveOneOwner",
-	"maxInstructions":   "clips what is shown, and holds up nothing",
+	"maxInstructions":   clips,
 	"maxSessionsOf":     "TestIdleSessionsAreForgotten",
 }
 

@@ -217,29 +217,24 @@ var lists = []string{"tools/list", "prompts/list", "resources/list", "resources/
 // session and without one.
 func TestOutOfScopeIsUnknown(t *testing.T) {
 	long(t)
-	dir, base := twoProjects(t), t.TempDir()
-	writeFake(t, dir+"/other/rich.usher", "good tools=tell res=rich")
-	writeFake(t, dir+"/other/a.usher", "good tools=x") // so that the bare name is ambiguous
-	d := daemonOptions{base: base}.start(t, dir)
-	free, _ := openSession(t, d.URL, presentNothing)
+	p := startProjects(t)
+	writeFakes(t, p.dir, "other/rich: good tools=tell res=rich",
+		"other/a: good tools=x") // so that the bare name is ambiguous
+	free := p.session(presentNothing)
 	free.awaitTools("b_x", "c_x", "other-a_x", "proj-a_pid", "proj-a_sleep", "proj-a_x",
 		"rich_tell")
-	present := inHeader(newCode(t, base, dir+"/proj"))
-	c, a := openSession(t, d.URL, present)
+	present := inHeader(p.code("/proj"))
+	c, a := openSession(t, p.URL, present)
 	checkContains(t, "instructions", stringField(a.result(), "instructions"), "- a:")
 	checkOmits(t, "instructions", stringField(a.result(), "instructions"), "rich", "other")
 	c.awaitTools(projTools...)
-	alone := newStateless(t, d.URL)
+	alone := newStateless(t, p.URL)
 	type asker func(method, params string) answer
 	in := func(c *testClient) asker {
-		return func(method, params string) answer {
-			return c.post(rpcText(method, params))
-		}
+		return func(method, params string) answer { return c.post(rpcText(method, params)) }
 	}
 	out := func(present func(*http.Request)) asker {
-		return func(method, params string) answer {
-			return alone.modern(method, params, present)
-		}
+		return func(method, params string) answer { return alone.modern(method, params, present) }
 	}
 	for revision, ask := range map[string]struct{ scoped, free asker }{
 		"in a session":      {in(c), in(free)},

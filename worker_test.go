@@ -86,7 +86,7 @@ func TestSilentModuleIsGivenUp(t *testing.T) {
 func TestStartFailuresNameNoPath(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	dir, base := twoProjects(t), t.TempDir()
+	dir := twoProjects(t)
 	proj := dir + "/proj/"
 	replace := func(path, text string) { must(t, os.WriteFile(path, []byte(text), 0o755)) }
 	spoil := map[string]func(){
@@ -112,10 +112,10 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 		want = append(want, name+"_x")
 	}
 	slices.Sort(want)
-	d := daemonOptions{base: base}.start(t, dir)
+	d := startDaemon(t, dir)
 	free, _ := openSession(t, d.URL, presentNothing)
 	free.awaitTools(want...)
-	c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir+"/proj")))
+	c, _ := openSession(t, d.URL, inHeader(newCode(t, d.Base, dir+"/proj")))
 	started := 0
 	for _, name := range slices.Sorted(maps.Keys(spoil)) {
 		spoil[name]()
