@@ -406,7 +406,7 @@ func TestPublicURLIsPrinted(t *testing.T) {
 	address, _, _ = strings.Cut(address, " ")
 	for host, status := range map[string]int{"usher.example": 400, "other.example": 403} {
 		c := newClient(t, "http://"+address)
-		req := c.request(http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"ping"}`)
+		req := c.asking("ping", "")
 		req.Host = host
 		wantStatus(t, host, c.do(req), status)
 	}

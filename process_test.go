@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"runtime"
@@ -50,9 +49,7 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 			})
 			_, noShell := exec.LookPath("sh")
 			if end == syscall.SIGKILL && noShell == nil { // others wait for the call
-				req := c.request(http.MethodPost,
-					`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait_wait_"}}`)
-				go c.http.Do(req)
+				go c.http.Do(c.asking("tools/call", `{"name":"wait_wait_"}`))
 				await(t, "the function", func() bool {
 					return strings.Contains(processes(), "sleep 600")
 				})

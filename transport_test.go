@@ -308,7 +308,7 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 		return cancelled() == 2
 	})
 	await(t, "404", func() bool {
-		return c.post(`{"jsonrpc":"2.0","id":1,"method":"ping"}`).Status == 404
+		return c.post(rpcText("ping", "{}")).Status == 404
 	})
 	res, _, _ := c.get()
 	check(t, "status of a GET of an ended session", res.StatusCode, 404)
