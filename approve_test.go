@@ -6,7 +6,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
@@ -22,8 +21,7 @@ func TestNewModuleIsRefused(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()
 	script := func(says string) string { return "# Says it.\nsay() { echo " + says + "; }\n" }
 	source := func(says string) string {
-		return "//go:build usher\n\npackage main\n\nfunc Say() string { return \"" +
-			says + "\" }\n"
+		return goHead + "func Say() string { return \"" + says + "\" }\n"
 	}
 	copyFiles(t, "testdata/shell/put", dir, "tool.usher.sh")
 	write(t, dir+"/sub/note", "")
@@ -60,30 +58,24 @@ func TestNewModuleIsRefused(t *testing.T) {
 		check(t, "writing "+path, a.failure(), "")
 	}
 	entry := `{"mcpServers":{"entry":{"command":"sh","args":["-c","touch ` + ran + `"]}}}`
-	put("put", "evil.usher.sh", evil+script("new"), "644")
-	put("put", "evil.usher.py", "open('"+ran+"', 'w')\n", "644")
-	put("put", "evil.usher", evil, "755")
-	put("put", "sub/.mcp.json", entry, "644")
-	put("put", "run.usher.sh", evil+script("new"), "644")
-	put("put", "idle.usher.sh", evil+script("new"), "644")
-	put("put", "file.usher", evil, "755")
-	put("put", "built.usher.go", source("new"), "644")
-	put("put", ".mcp.json", server("x,y"), "644")
-	put("back", "time.usher.sh", script("new"), "")
 	changed := errUnapproved.Error()
-	for _, module := range []string{
-		"evil kind=shell file=evil.usher.sh",
-		"evil kind=python file=evil.usher.py",
-		"evil kind=executable file=evil.usher",
-		"entry kind=.mcp.json file=sub/.mcp.json",
-		"run kind=shell file=run.usher.sh",
-		"idle kind=shell file=idle.usher.sh",
-		"file kind=executable file=file.usher",
-		"built kind=go file=built.usher.go",
-		"srv kind=.mcp.json file=.mcp.json",
-	} {
-		line := fmt.Sprintf(`"module failed" module=%s why=%q`, module, changed)
-		await(t, line, func() bool { return strings.Contains(d.Log.String(), line) })
+	written := []struct{ module, path, text, mode string }{
+		{"evil kind=shell", "evil.usher.sh", evil + script("new"), "644"},
+		{"evil kind=python", "evil.usher.py", "open('" + ran + "', 'w')\n", "644"},
+		{"evil kind=executable", "evil.usher", evil, "755"},
+		{"entry kind=.mcp.json", "sub/.mcp.json", entry, "644"},
+		{"run kind=shell", "run.usher.sh", evil + script("new"), "644"},
+		{"idle kind=shell", "idle.usher.sh", evil + script("new"), "644"},
+		{"file kind=executable", "file.usher", evil, "755"},
+		{"built kind=go", "built.usher.go", source("new"), "644"},
+		{"srv kind=.mcp.json", ".mcp.json", server("x,y"), "644"},
+	}
+	for _, w := range written {
+		put("put", w.path, w.text, w.mode)
+	}
+	put("back", "time.usher.sh", script("new"), "")
+	for _, w := range written {
+		d.awaitLog(t, fmt.Sprintf(`"module failed" module=%s file=%s why=%q`, w.module, w.path, changed))
 	}
 	for _, tool := range []string{"run_say", "idle_say", "time_say"} {
 		says(tool, changed)
@@ -98,9 +90,7 @@ func TestNewModuleIsRefused(t *testing.T) {
 		}
 	}
 	refused := strings.ReplaceAll(d.Log.String(), "file=time.usher.sh why=", "") // few scans find its change
-	if n := strings.Count(refused, fmt.Sprintf("why=%q", changed)); n != 9 {
-		t.Errorf("the log has %d lines of refused modules, want 9:\n%s", n, d.Log.String())
-	}
+	check(t, "lines of refused modules in the log", strings.Count(refused, fmt.Sprintf("why=%q", changed)), 9)
 	c.awaitTools(old...)
 	await(t, "the modules that are not hosted", func() bool {
 		out, _, _ := usher(t, "", "modules", "-base", base, dir)
@@ -118,17 +108,14 @@ func TestNewModuleIsRefused(t *testing.T) {
 	d = daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
 	c, _ = openSession(t, d.URL, inHeader(newCode(t, base, dir)))
 	c.awaitTools("idle_say", "tool_back", "tool_put")
-	if _, err := os.Stat(ran); err == nil {
-		t.Fatal("what was written was run")
-	}
+	checkExists(t, ran, false)
 	wantUsher(t, 0, "Approved run (shell)  "+dir+"/run", "approve", "-base", base, dir+
 		"/run.usher.sh")
 	c.awaitTools("idle_say", "run_say", "tool_back", "tool_put")
 	says("run_say", "new")
-	os.Remove(dir + "/file.usher")
-	os.Remove(dir + "/evil.usher")
-	os.Remove(dir + "/evil.usher.py")
-	os.Remove(dir + "/sub/.mcp.json")
+	for _, file := range []string{"file.usher", "evil.usher", "evil.usher.py", "sub/.mcp.json"} {
+		must(t, os.Remove(dir+"/"+file))
+	}
 	out = wantUsher(t, 0, "", "approve", "-base", base)
 	check(t, "approved modules", strings.Count(out, "Approved "), 4)
 	c.awaitTools("built_say", "evil_say", "idle_say", "run_say", "srv_x", "srv_y",
@@ -153,17 +140,13 @@ func approveAll(t *testing.T, data string, dirs ...string) int {
 // refusedModules returns the names of the modules that a start with the folders refuses.
 func refusedModules(t *testing.T, data string, dirs ...string) (names []string) {
 	t.Helper()
-	r := newRegistry(registryConfig{
+	r := registryOf(t, registryConfig{
 		Roots:      dirs,
-		CacheDir:   t.TempDir(),
 		CachedOnly: true,
-		Log:        slog.New(slog.DiscardHandler),
 		Approved:   data + "/" + approvedName,
 		Served:     dirs,
 	})
-	defer r.Close()
-	states := r.catalog.Load().modules
-	for _, s := range states {
+	for _, s := range r.catalog.Load().modules {
 		if errors.Is(s.Err, errUnapproved) {
 			names = append(names, s.Name)
 		}
@@ -209,11 +192,8 @@ func TestNewPythonIsRefused(t *testing.T) {
 	c.awaitTools("m_say")
 	python := dir + "/.venv/bin/python"
 	write(t, python+".new", "#!/bin/sh\ntouch '"+ran+"'\nexec python3 \"$@\"\n")
-	must(t, os.Chmod(python+".new", 0o755))
 	must(t, os.Rename(python+".new", python))
-	await(t, "the refusal of a new start", func() bool {
-		return c.call("m_say", "").text() == `module "m" can't start: `+errUnapproved.Error()
-	})
+	c.awaitText("m_say", "", `module "m" can't start: `+errUnapproved.Error())
 	d.awaitLog(t,
 		fmt.Sprintf(`"module failed" module=m kind=python file=m.usher.py why=%q`,
 			errUnapproved))
@@ -221,13 +201,10 @@ func TestNewPythonIsRefused(t *testing.T) {
 		out, _, _ := usher(t, "", "modules", "-base", base, dir)
 		return strings.Contains(out, "not hosted: "+errUnapproved.Error())
 	})
-	if _, err := os.Stat(ran); err == nil {
-		t.Fatal("the planted interpreter ran")
-	}
+	checkExists(t, ran, false)
 	wantUsher(t, 0, "Approved m (python)", "approve", "-base", base)
-	await(t, "a call", func() bool { return c.call("m_say", "").text() == "said" })
-	_, err := os.Stat(ran)
-	must(t, err)
+	c.awaitText("m_say", "", "said")
+	checkExists(t, ran, true)
 }
 
 // Approval covers the interpreter of a Python module: its path, its target and pyvenv.cfg. That of
@@ -283,8 +260,7 @@ func TestInterpreterIsHashed(t *testing.T) {
 func TestApprovalIsForOneKind(t *testing.T) {
 	t.Parallel()
 	dir, data := t.TempDir(), t.TempDir()
-	write(t, dir+"/z/a.usher.sh", "# Says it.\nsay() { :; }\n")
-	must(t, os.Chmod(dir+"/z/a.usher.sh", 0o755))
+	write(t, dir+"/z/a.usher.sh", "#!/bin/sh\n# Says it.\nsay() { :; }\n")
 	check(t, "approved modules", approveAll(t, data, dir), 1)
 	check(t, "the file is refused", refusedModules(t, data, dir), nil)
 	must(t, errors.Join(os.Mkdir(dir+"/b", 0o755),
@@ -301,17 +277,17 @@ func TestWatchHostsLaterModules(t *testing.T) {
 	} {
 		t.Run(flags, func(t *testing.T) {
 			t.Parallel()
-			dir, base := t.TempDir(), t.TempDir()
+			dir := t.TempDir()
 			writeFake(t, dir+"/a.usher", "good tools=x")
-			d := daemonOptions{base: base}.start(t, dir, strings.Fields(flags)...)
-			c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir)))
+			d := startDaemon(t, dir, strings.Fields(flags)...)
+			c, _ := openSession(t, d.URL, inHeader(newCode(t, d.Base, dir)))
 			c.awaitTools("a_x")
 			writeFake(t, dir+"/b.usher", "good tools=x")
 			line := `"module failed" module=b`
 			if want {
 				line = `"module added" module=b`
 			}
-			await(t, "the log", func() bool { return strings.Contains(d.Log.String(), line) })
+			d.awaitLog(t, line)
 			if want {
 				c.awaitTools("a_x", "b_x")
 			} else {
@@ -335,21 +311,16 @@ func TestBuildChecksApproval(t *testing.T) {
 [ "$1" = build ] && echo 'func init() { os.Create("`+ran+`") }' >>'`+module+`'
 exec '`+program+`' "$@"
 `)
-	must(t, os.Chmod(bin+"/go", 0o755))
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	r := newRegistry(registryConfig{
+	r := registryOf(t, registryConfig{
 		Roots:    []string{dir},
-		CacheDir: t.TempDir(),
-		Log:      slog.New(slog.DiscardHandler),
 		Approved: data + "/" + approvedName,
 		Served:   []string{dir},
 	})
-	defer r.Close()
 	states := r.catalog.Load().modules
 	check(t, "it is refused at first", errors.Is(states[0].Err, errUnapproved), false)
 	r.WaitAll(t.Context(), patience, scopeAll())
 	states = r.catalog.Load().modules
 	check(t, "it is refused after the build", errors.Is(states[0].Err, errUnapproved), true)
-	_, err = os.Stat(ran)
-	check(t, "it ran", err == nil, false)
+	checkExists(t, ran, false)
 }

@@ -36,8 +36,8 @@ func TestAskReachesEveryClient(t *testing.T) {
 					msg := c.call(module+"_ask", askForms("refused"))
 					c.forgetAsked()
 					checkContains(t, "the result", string(msg), "the user said no")
-					failed := string(field(field(msg, "result"),
-						"isError")) == "true" || field(msg, "error") != nil
+					failed := string(field(msg, "result", "isError")) == "true" ||
+						field(msg, "error") != nil
 					check(t, "the call failed", failed, true)
 				})
 			}
@@ -74,22 +74,18 @@ func TestAskNeedsACapability(t *testing.T) {
 	withTools := fakeWish{"sampling/createMessage",
 		json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}
 	for _, tt := range []struct {
-		name, says        string
+		says              string
 		wish              fakeWish
 		declared, missing string
 	}{
-		{name: "sampling with tools", says: "sampling (tools)", wish: withTools,
-			declared: `{"sampling":{}}`,
-			missing:  `{"sampling":{"tools":{}}}`},
-		{name: "a form", says: "elicitation (form)", wish: askFor("form", "x"),
-			declared: `{"roots":{},"sampling":{},"elicitation":{"url":{}}}`,
-			missing:  `{"elicitation":{"form":{}}}`},
-		{name: "a URL", says: "elicitation (url)", wish: askFor("url", "x"),
-			declared: `{"roots":{},"sampling":{},"elicitation":{}}`,
-			missing:  `{"elicitation":{"url":{}}}`},
+		{"sampling (tools)", withTools, `{"sampling":{}}`, `{"sampling":{"tools":{}}}`},
+		{"elicitation (form)", askFor("form", "x"), `{"roots":{},"sampling":{},"elicitation":{"url":{}}}`,
+			`{"elicitation":{"form":{}}}`},
+		{"elicitation (url)", askFor("url", "x"), `{"roots":{},"sampling":{},"elicitation":{}}`,
+			`{"elicitation":{"url":{}}}`},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			ask := fakeAsk{Mark: tt.name, Asks: []fakeWish{tt.wish}}
+		t.Run(tt.says, func(t *testing.T) {
+			ask := fakeAsk{Mark: tt.says, Asks: []fakeWish{tt.wish}}
 			copes, bold := ask, ask
 			copes.Copes = true
 			bold.Bold = true
@@ -179,9 +175,9 @@ func TestAskInEachMethod(t *testing.T) {
 			}.encode())
 			send := func(method, params string) answer {
 				return c.modern(method, params, func(r *http.Request) {
-					name := stringField(json.RawMessage(params), "name")
+					name := stringField(params, "name")
 					if method == "resources/read" {
-						name = stringField(json.RawMessage(params), "uri")
+						name = stringField(params, "uri")
 					}
 					r.Header.Set(nameHeader, name)
 				})
@@ -191,7 +187,7 @@ func TestAskInEachMethod(t *testing.T) {
 				`{"ask-1":{"action":"accept","content":{"word":"yes"}}}`)
 			want := `{"method":"elicitation/create","params":{"message":"` + tt.method + `",`
 			checkContains(t, "the question",
-				string(field(field(a.result(), "inputRequests"), "ask-1")), want)
+				string(field(a.result(), "inputRequests", "ask-1")), want)
 			wantStale(t, "its state with "+tt.other, send(tt.other, back))
 			a = send(tt.method, back)
 			check(t, "resumed: failure", a.failure(), "")

@@ -27,10 +27,9 @@ func withState(state, responses string) object {
 // wantStale checks that an answer is the error for a state that is not valid.
 func wantStale(t *testing.T, what string, a answer) {
 	t.Helper()
-	e := field(a.last(), "error")
 	check(t, what+": status", a.Status, http.StatusBadRequest)
-	check(t, what+": code", string(field(e, "code")), "-32602")
-	checkContains(t, what, stringField(e, "message"), "requestState")
+	check(t, what+": code", string(field(a.last(), "error", "code")), "-32602")
+	checkContains(t, what, a.failure(), "requestState")
 }
 
 // sayYes answers the first question of a call.
@@ -39,10 +38,8 @@ const sayYes = `{"ask-1":{"action":"accept"}}`
 // A state continues a call only unchanged, for its principal, its client and its params.
 func TestStateIsBound(t *testing.T) {
 	long(t)
-	dir, base := t.TempDir(), t.TempDir()
-	writeFake(t, dir+"/proj/a.usher", "fixed tools=ask,again")
-	d := daemonOptions{base: base}.startReady(t, dir)
-	proj, whole := newCode(t, base, dir+"/proj"), newCode(t, base, dir)
+	d := startFakes(t, "proj/a: fixed tools=ask,again")
+	proj, whole := newCode(t, d.Base, d.Dir+"/proj"), newCode(t, d.Base, d.Dir)
 	c := askModern(t, d.URL, askAllCaps, proj)
 	ask := askForms("bound")
 	state := askState(t, c.round("a_ask", ask), 1)
@@ -105,26 +102,6 @@ func TestOneRequestContinuesACall(t *testing.T) {
 	check(t, "calls of the module", strings.Count(d.Log.String(), "fake: asked rounds "), 1)
 }
 
-// A restart ends suspended calls.
-func TestRestartEndsAsks(t *testing.T) {
-	long(t)
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "fixed tools=ask")
-	options := daemonOptions{base: t.TempDir(), ownProcess: true}
-	d := options.startReady(t, dir)
-	state := askState(t,
-		askModern(t, d.URL, askAllCaps, "").round("a_ask", askForms("suspended")), 1)
-	pid := awaitStep(t, d, "asked", "suspended")
-	d.stop(t)
-	check(t, "the suspended call's process is alive", processAlive(pid), false)
-
-	d = options.startReady(t, dir)
-	modern := askModern(t, d.URL, askAllCaps, "")
-	wantStale(t, "the state",
-		modern.round("a_ask", askForms("suspended"), withState(state, sayYes)...))
-	checkOmits(t, "the log", d.Log.String(), "fake: asked")
-}
-
 // withForms is the _meta of a client without a session that can be asked for forms.
 const withForms = `"_meta":{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}`
 
@@ -137,22 +114,16 @@ func TestAskTimesOut(t *testing.T) {
 		modern     bool // the module
 		answer     string
 	}{
-		{name: "it copes", tool: "m_ask",
-			answer: `"content":[{"type":"text","text":"{\"code\":-32603,\"refused\":\"` + late + `\"}"}]`},
-		{
-			name:   "it does not",
-			tool:   "m_need",
-			answer: `"error":{"code":-32050,"message":"without it: ` + late + `"}`,
-		},
-		{name: "it has no sessions", tool: "m_ask", modern: true,
-			answer: `"error":{"code":-32603,"message":"` + late + `"}`},
+		{"it copes", "m_ask", false,
+			`"content":[{"type":"text","text":"{\"code\":-32603,\"refused\":\"` + late + `\"}"}]`},
+		{"it does not", "m_need", false, `"error":{"code":-32050,"message":"without it: ` + late + `"}`},
+		{"it has no sessions", "m_ask", true, `"error":{"code":-32603,"message":"` + late + `"}`},
 	} {
 		runInBubble(t, tt.name, func(t *testing.T, b *bubble) {
 			b.native, b.m.Stateless = tt.modern, tt.modern
 			b.m.pool.timeout = askTimeout / 2 // it is not the module that is slow
 			c := b.open("2025-11-25")
-			x := b.begin(c.request(http.MethodPost,
-				c.message("tools/call", `{"name":"`+tt.tool+`"}`)))
+			x := b.begin(c.asking("tools/call", `{"name":"`+tt.tool+`"}`))
 			pass(askTimeout - time.Nanosecond)
 			check(t, "before: the module hears", b.hears(), "tools/call")
 			_, text := x.got()

@@ -36,11 +36,10 @@ func awaitStep(t *testing.T, d *testDaemon, step, mark string) (pid int) {
 // checkLacks checks that an answer is the error for a capability that the client has not declared.
 func checkLacks(t *testing.T, what string, a answer, want string) {
 	t.Helper()
-	e := field(a.last(), "error")
 	check(t, what+": status", a.Status, http.StatusBadRequest)
-	check(t, what+": code", string(field(e, "code")), "-32021")
+	check(t, what+": code", string(field(a.last(), "error", "code")), "-32021")
 	check(t, what+": capabilities",
-		string(field(field(e, "data"), "requiredCapabilities")), want)
+		string(field(a.last(), "error", "data", "requiredCapabilities")), want)
 }
 
 // ---- Late answers and questions
@@ -76,7 +75,7 @@ func TestAskEndsCleanly(t *testing.T) {
 	post := func(t *testing.T) *askClient {
 		return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	}
-	sse := func(t *testing.T) *askClient { return askOverSSE(t, d.URL, askAllCaps, "") }
+	sse := func(t *testing.T) *askClient { return askOverSSE(t, d.URL, askAllCaps) }
 	t.Run("the stream ends", func(t *testing.T) {
 		c := sse(t)
 		call := callAndBeAsked(t, d, c, "hangs-up")
@@ -156,7 +155,7 @@ func TestAskEndsWithTheScope(t *testing.T) {
 			b.asks("outside")
 			x.got() // it has arrived
 			params := `{"name":"m_wait","arguments":{"seconds":60},"_meta":{"progressToken":"t"}}`
-			call := b.begin(c.request(http.MethodPost, c.message("tools/call", params)))
+			call := b.begin(c.asking("tools/call", params))
 			call.got()
 			call.hangUp()
 			<-call.done
@@ -235,19 +234,16 @@ func (s *stormClient) callOnce(t *testing.T, module, kind, word string, owners *
 
 // askStorm has many clients of all scopes ask at once.
 func askStorm(t *testing.T, sessions, rounds int) {
-	dir, base := t.TempDir(), t.TempDir()
-	writeFake(t, dir+"/proj/silent.usher", "fixed tools=ask")
-	writeFake(t, dir+"/proj/named.usher", "fixed names tools=ask")
-	writeFake(t, dir+"/proj/new.usher", "modern tools=ask")
-	d := daemonOptions{base: base}.startReady(t, dir)
-	proj, whole := newCode(t, base, dir+"/proj"), newCode(t, base, dir)
+	d := startFakes(t, "proj/silent: fixed tools=ask", "proj/named: fixed names tools=ask",
+		"proj/new: modern tools=ask")
+	proj, whole := newCode(t, d.Base, d.Dir+"/proj"), newCode(t, d.Base, d.Dir)
 	var clients []*stormClient
 	add := func(c *askClient, code string) {
 		clients = append(clients,
 			newStormClient(t, c, fmt.Sprint("client ", len(clients)), code))
 	}
 	for i := range sessions {
-		own := newCode(t, base, dir+"/proj")
+		own := newCode(t, d.Base, d.Dir+"/proj")
 		add(askOverPOST(t, d.URL, protocols[i%len(protocols)], askAllCaps, own), own)
 	}
 	for _, code := range []string{whole, ""} {

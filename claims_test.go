@@ -230,7 +230,7 @@ func TestFailedPurgeIsLogged(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, "claims.lock"), nil, 0o600))
 	var logged bytes.Buffer
 	s := openClaims(dir)
-	s.log = slog.New(slog.NewTextHandler(&logged, nil))
+	s.log = logTo(&logged)
 	list, err := s.List(t.Context())
 	check(t, "claims", len(list), 1)
 	check(t, "an error beside them", err != nil && !errors.Is(err, errClaimsUnreadable), true)

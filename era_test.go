@@ -18,18 +18,14 @@ const (
 	metaLater = `"io.modelcontextprotocol/protocolVersion":"2030-01-01"`
 )
 
-const (
-	noVersion     = protocolHeader + ":"
-	laterVersion  = protocolHeader + ": 2030-01-01"
-	callParamsOfX = `"name":"a_x"`
-)
+const laterVersion = protocolHeader + ": 2030-01-01"
 
 // modernRequest is a request without a session.
 type modernRequest struct {
 	name   string
 	header string // lines of "Name: value", or "Name:" to leave one out
 	meta   string // instead of the usual _meta; "-" for none
-	method string // tools/list if empty
+	method string
 	params string // beside _meta
 	code   int    // of the error; 0 if the request is answered
 	says   string
@@ -37,83 +33,44 @@ type modernRequest struct {
 
 // modernRequests are in the order of the checks: a request with two faults is refused for the first.
 var modernRequests = []modernRequest{
-	{name: "a good request"},
-	{
-		name:   "an unknown version in the header alone",
-		header: laterVersion + "\nMcp-Method:",
-		meta:   "-",
-		code:   codeUnsupportedVersion,
-		says: `"supported":["2026-07-28","2025-11-25","2025-06-18","2025-03-26","2024-11-05"],` +
-			`"requested":"2030-01-01"`,
-	},
-	{
-		name:   "no Mcp-Method",
-		header: "Mcp-Method:",
-		meta:   "-",
-		code:   -32020,
-		says:   `Mcp-Method is \"\"`,
-	},
-	{name: "another Mcp-Method", header: "Mcp-Method: tools/call", code: codeHeaderMismatch,
-		says: `the body's \"method\" is \"tools/list\"`},
-	{name: "no _meta", meta: "-", code: codeInvalidParams, says: "protocolVersion"},
-	{name: "_meta without capabilities", header: laterVersion, meta: metaNow,
-		code: codeInvalidParams,
-		says: "clientCapabilities"},
-	{name: "_meta without the client's name", meta: metaNow + "," + metaCaps},
-	{
-		name:   "no version in the header",
-		header: noVersion,
-		code:   codeHeaderMismatch,
-		says:   `is \"\"`,
-	},
-	{name: "a later version in both", header: laterVersion, method: "nope",
-		meta: metaLater + "," + metaCaps,
-		code: codeUnsupportedVersion, says: `"requested":"2030-01-01"`},
-	{name: "an unknown method", method: "nope", code: codeNoMethod},
-	{name: "ping", method: "ping", code: codeNoMethod},
-	{
-		name:   "initialize",
-		method: "initialize",
-		params: `"protocolVersion":"2025-11-25"`,
-		code:   codeNoMethod,
-	},
-	{name: "an unknown log level", meta: modernMeta +
-		`,"io.modelcontextprotocol/logLevel":"loud"`,
-		code: codeInvalidParams, says: "unknown log level"},
-	{name: "no Mcp-Name", header: "Mcp-Name:", method: "tools/call",
-		params: callParamsOfX, code: codeHeaderMismatch,
-		says: `Mcp-Name is \"\"`},
-	{
-		name:   "Mcp-Name in base64",
-		header: "Mcp-Name: =?base64?YV94?=",
-		method: "tools/call",
-		params: callParamsOfX,
-	},
-	{
-		name:   "an unknown resource, beside another one's reference", // that one's module must not get the request
-		method: "resources/read",
-		params: `"uri":"x://nope","ref":{"type":"ref/resource","uri":"r://one"}`,
-		code:   codeInvalidParams,
-		says:   `unknown resource \"x://nope\"`,
-	},
-	{name: "a listener that accepts no stream", header: "Accept: application/json",
-		method: "subscriptions/listen",
-		params: `"notifications":{}`, code: codeInvalidRequest},
+	{"a good request", "", "", "tools/list", "", 0, ""},
+	{"an unknown version in the header alone", laterVersion + "\nMcp-Method:", "-", "tools/list", "",
+		codeUnsupportedVersion,
+		`"supported":["2026-07-28","2025-11-25","2025-06-18","2025-03-26","2024-11-05"],` +
+			`"requested":"2030-01-01"`},
+	{"no Mcp-Method", "Mcp-Method:", "-", "tools/list", "", -32020, `Mcp-Method is \"\"`},
+	{"another Mcp-Method", "Mcp-Method: tools/call", "", "tools/list", "", codeHeaderMismatch,
+		`the body's \"method\" is \"tools/list\"`},
+	{"no _meta", "", "-", "tools/list", "", codeInvalidParams, "protocolVersion"},
+	{"_meta without capabilities", laterVersion, metaNow, "tools/list", "", codeInvalidParams,
+		"clientCapabilities"},
+	{"_meta without the client's name", "", metaNow + "," + metaCaps, "tools/list", "", 0, ""},
+	{"no version in the header", protocolHeader + ":", "", "tools/list", "", codeHeaderMismatch, `is \"\"`},
+	{"a later version in both", laterVersion, metaLater + "," + metaCaps, "nope", "",
+		codeUnsupportedVersion, `"requested":"2030-01-01"`},
+	{"an unknown method", "", "", "nope", "", codeNoMethod, ""},
+	{"ping", "", "", "ping", "", codeNoMethod, ""},
+	{"initialize", "", "", "initialize", `"protocolVersion":"2025-11-25"`, codeNoMethod, ""},
+	{"an unknown log level", "", modernMeta + `,"io.modelcontextprotocol/logLevel":"loud"`, "tools/list", "",
+		codeInvalidParams, "unknown log level"},
+	{"no Mcp-Name", "Mcp-Name:", "", "tools/call", `"name":"a_x"`, codeHeaderMismatch, `Mcp-Name is \"\"`},
+	{"Mcp-Name in base64", "Mcp-Name: =?base64?YV94?=", "", "tools/call", `"name":"a_x"`, 0, ""},
+	{"an unknown resource, beside another one's reference", // that one's module must not get the request
+		"", "", "resources/read", `"uri":"x://nope","ref":{"type":"ref/resource","uri":"r://one"}`,
+		codeInvalidParams, `unknown resource \"x://nope\"`},
+	{"a listener that accepts no stream", "Accept: application/json", "", "subscriptions/listen",
+		`"notifications":{}`, codeInvalidRequest, ""},
 }
 
 // do makes the request. Its status follows from its code.
 func (m modernRequest) do(c *testClient) (a answer, status int) {
-	method := m.method
-	if method == "" {
-		method = "tools/list"
-	}
-	req := c.modernPOST(`"q"`, method, "{"+m.params+"}")
+	req := c.modernPOST(`"q"`, m.method, "{"+m.params+"}")
 	if m.meta != "" {
 		params := `{}`
 		if m.meta != "-" {
 			params = `{"_meta":{` + m.meta + `}}`
 		}
-		body := encodeRequest(json.RawMessage(`"q"`), method, members(json.RawMessage(params)))
+		body := encodeRequest(json.RawMessage(`"q"`), m.method, objectOf(params))
 		own := c.request(http.MethodPost, string(body))
 		own.Header = req.Header
 		req = own
@@ -140,7 +97,7 @@ func TestStatelessRequestsAreChecked(t *testing.T) {
 			a, status := tt.do(c)
 			check(t, "status", a.Status, status)
 			code := 0
-			json.Unmarshal(field(field(a.last(), "error"), "code"), &code)
+			json.Unmarshal(field(a.last(), "error", "code"), &code)
 			check(t, "code", code, tt.code)
 			checkContains(t, "the answer", a.Body, tt.says)
 			check(t, "id", string(field(a.last(), "id")), `"q"`)
@@ -210,7 +167,7 @@ func TestStatelessResultsAreComplete(t *testing.T) {
 			a := c.modern(tt.method, tt.params)
 			checkContains(t, "the answer", a.Body, tt.says)
 			check(t, "resultType", stringField(a.result(), "resultType"), resultComplete)
-			server := field(field(a.result(), "_meta"), metaServerInfo)
+			server := field(a.result(), "_meta", metaServerInfo)
 			check(t, "server", stringField(server, "name"), "usher")
 			scope := "private"
 			if tt.kept == never {

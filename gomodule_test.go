@@ -20,41 +20,23 @@ import (
 // details returns what a fault says only to the owner.
 func details(f *fault) string { return strings.TrimPrefix(explain(f), f.Msg+": ") }
 
-// goTestOffer is what a module says of itself.
-type goTestOffer struct {
-	Doc      string            `json:"doc,omitempty"`
-	Tools    []json.RawMessage `json:"tools,omitempty"`
-	Problems []string          `json:"problems,omitempty"`
-	Error    []string          `json:"error,omitempty"`
-}
-
-// goTestAskOffer builds the module and asks it what it offers.
-func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
+// goTestOffer builds a module, and returns what it says of itself or why it can't be built.
+func goTestOffer(t *testing.T, name, text string) json.RawMessage {
 	t.Helper()
 	dir := goTestTree(t, map[string]string{name: text})
-	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"),
-		filepath.Join(dir, name))
+	binary, err := buildGoFile(t.Context(), dir+"/cache", dir+"/"+name)
 	if wrong, ok := errors.AsType[*fault](err); ok {
-		o.Error = strings.Split(details(wrong), "\n")
-		return o
+		return marshal(map[string]any{"error": strings.Split(details(wrong), "\n")})
 	}
 	must(t, err)
 	p := startBinary(t, binary)
 	defer p.end()
 	info := p.request("initialize", "{}")
-	o.Doc = stringField(info, "instructions")
-	experimental := field(field(info, "capabilities"), "experimental")
-	must(t, json.Unmarshal(field(field(experimental, "usher/problems"), "problems"),
-		&o.Problems))
-	for _, tool := range p.tools() {
-		shown := object{{"name", field(tool, "name")}}
-		if stringField(tool, "description") != "" {
-			shown = append(shown, member{"description", field(tool, "description")})
-		}
-		o.Tools = append(o.Tools,
-			append(shown, member{"inputSchema", field(tool, "inputSchema")}).encode())
-	}
-	return o
+	return object{
+		{"doc", field(info, "instructions")},
+		{"tools", marshal(p.tools())},
+		{"problems", field(info, "capabilities", "experimental", "usher/problems", "problems")},
+	}.encode()
 }
 
 // goTestCallsModule builds a module that is in the way of the main generated for
@@ -66,13 +48,10 @@ func goTestCallsModule(t *testing.T) (binary string) {
 	t.Helper()
 	source := readFile(t, "testdata/gomodule/run/calls.usher.go")
 	dir := goTestTree(t, map[string]string{
-		"go.mod":             "module example.com/tree\n\ngo 1.16\n",
-		"sub/static/a.txt":   "embedded",
-		"sub/other.usher.go": goHead + "func Greet() {}\n",
-		"internal/greet/greet.go": "package greet\n\nimport (\"fmt\"; \"log\"; \"os\")\n\n" +
-			"var logger = log.New(os.Stdout, \"kept \", 0)\n\nfunc init() { fmt.Println(\"greet " +
-			"init\") }\n\n" +
-			"func Hello(s string) string { logger.Print(\"hello\"); return \"hello \" + s }\n",
+		"go.mod":                      "module example.com/tree\n\ngo 1.16\n",
+		"sub/static/a.txt":            "embedded",
+		"sub/other.usher.go":          goHead + "func Greet() {}\n",
+		"internal/greet/greet.go":     string(readFile(t, "testdata/gomodule/run/greet.go")),
 		"sub/_calls_windows.usher.go": string(source),
 	})
 	return goTestBuild(t, filepath.Join(dir, "sub", "_calls_windows.usher.go"),
@@ -230,17 +209,11 @@ func TestGoModuleFollowsItsImports(t *testing.T) {
 	d := daemonOptions{base: base}.start(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("a_a")
-	calls := func(arguments, want string) {
-		t.Helper()
-		await(t, want, func() bool { return c.call("a_a", arguments).text() == want })
-	}
-	calls(`{"X":1}`, `{"X":1}`)
+	c.awaitText("a_a", `{"X":1}`, `{"X":1}`)
 	edit("Y int")
-	calls(`{"Y":1}`, `{"Y":1}`)
+	c.awaitText("a_a", `{"Y":1}`, `{"Y":1}`)
 	edit("Y in")
-	await(t, "the broken version in the log", func() bool {
-		return strings.Contains(d.Log.String(), "can't be built: pkg/pkg.go:3:")
-	})
+	d.awaitLog(t, "can't be built: pkg/pkg.go:3:")
 	edit("Y int")
 	source := readFile(t, dir+"/a.usher.go")
 	write(t, dir+"/a.usher.go", string(source)+"func B( {")
@@ -248,7 +221,7 @@ func TestGoModuleFollowsItsImports(t *testing.T) {
 		"expected")
 	write(t, dir+"/a.usher.go", string(source))
 	edit("Z int")
-	calls(`{"Z":1}`, `{"Z":1}`)
+	c.awaitText("a_a", `{"Z":1}`, `{"Z":1}`)
 	d.stop(t)
 	edit("X, Y int")
 	out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "a", "a", `{"Y":1}`)
@@ -328,7 +301,6 @@ func TestGoCommandGetsNoSecrets(t *testing.T) {
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
 	seen, program := filepath.Join(t.TempDir(), "seen"), filepath.Join(dir, "bin", "go")
 	write(t, program, "#!/bin/sh\nenv >'"+seen+"'\nexit 1\n")
-	must(t, os.Chmod(program, 0o755))
 	t.Setenv("PATH", filepath.Dir(program)+":"+os.Getenv("PATH"))
 	t.Setenv("GITHUB_WEBHOOK_SECRET", "hidden")
 	t.Setenv("stripe_Signing_secret", "hidden")
@@ -372,8 +344,8 @@ func TestGoModuleGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			src := readFile(t, file)
-			offer := goTestAskOffer(t, name+".usher.go", string(src))
-			checkGolden(t, strings.TrimSuffix(file, ".go.txt")+".json", marshal(offer))
+			offer := goTestOffer(t, name+".usher.go", string(src))
+			checkGolden(t, strings.TrimSuffix(file, ".go.txt")+".json", offer)
 		})
 	}
 }
@@ -421,8 +393,8 @@ func TestGoModuleFields(t *testing.T) {
 	}
 	for _, tool := range tools {
 		name := stringField(tool, "name")
-		value := field(json.RawMessage(p.call(name, "{}")), "structuredContent")
-		check(t, name, keys(field(field(tool, "inputSchema"), "properties")), keys(value))
+		value := field(p.call(name, "{}"), "structuredContent")
+		check(t, name, keys(field(tool, "inputSchema", "properties")), keys(value))
 	}
 }
 

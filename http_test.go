@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -113,7 +112,7 @@ func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
 	m := newMemory(limit, "unknown")
 	write := func(w http.ResponseWriter, e *fault) { http.Error(w, e.Msg, e.Status) }
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		handle(w, r, slog.New(slog.DiscardHandler), write, func() error {
+		handle(w, r, quiet, write, func() error {
 			known := r.Header.Get("Known")
 			held := m.open(cmp.Or(known, "unknown"))
 			defer held.end()
@@ -269,7 +268,6 @@ func TestSlowBodiesShutOutNobody(t *testing.T) {
 func TestEveryAnswerHasADeadline(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
-		const notification = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
 		for name, request := range map[string]string{
 			"a probe":                 probe,
 			"a path with two slashes": "GET //mcp?claim=R3K9QZ HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -277,7 +275,7 @@ func TestEveryAnswerHasADeadline(t *testing.T) {
 				"application/json\r\n"+
 				"%s: %s\r\nContent-Length: %d\r\n\r\n%s", sessionHeader,
 				b.open(protocols[0]).Session,
-				len(notification), notification),
+				len(initialized), initialized),
 			"a preflight": "OPTIONS / HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n" +
 				"Access-Control-Request-Method: POST\r\n\r\n",
 		} {

@@ -46,6 +46,8 @@ var limitCases = map[string]limitCase{
 	},
 }
 
+const clips = "clips what is shown, and holds up nothing"
+
 // limitTests names the test of each limit in limit.go, or says why there is none.
 var limitTests = map[string]string{
 	"maxInFlight":       "TestLimitIsPerPrincipal",
@@ -69,9 +71,9 @@ var limitTests = map[string]string{
 	"maxInput":          "TestModuleThatDoesNotRead",
 	"maxAsks":           "TestAsksOfACallAreBounded",
 	"maxSuspended":      "TestSuspendedCallsAreBounded",
-	"maxLogged":         "clips what is shown, and holds up nothing",
-	"maxLoggedLine":     "clips what is shown, and holds up nothing",
-	"tailLines":         "clips what is shown, and holds up nothing",
+	"maxLogged":         clips,
+	"maxLoggedLine":     clips,
+	"tailLines":         clips,
 	"maxList":           "TestFailedListHidesNoTools",
 	"maxProcs":          "TestProcessesAreBounded",
 	"maxProcsOf":        "TestProcessesAreBounded",
@@ -83,7 +85,7 @@ var limitTests = map[string]string{
 	"maxToolName":       "is a warning",
 	"maxViews":          "TestViewsAreForgotten",
 	"maxURI":            "TestResourcesHaveOneOwner",
-	"maxInstructions":   "clips what is shown, and holds up nothing",
+	"maxInstructions":   clips,
 	"maxSessionsOf":     "TestIdleSessionsAreForgotten",
 }
 

@@ -94,8 +94,6 @@ func TestLookalikesAreDropped(t *testing.T) {
 func TestProgressKeepsItsToken(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: shared good")
-	c := connect(t, d.URL)
-	c.awaitTools(namesOf("a")...)
 	var all sync.WaitGroup
 	for n := range 12 {
 		token := []string{`"t"`, `7`, `"7"`}[n%3]
@@ -144,10 +142,7 @@ func TestCancelReachesTheModule(t *testing.T) {
 	long(t)
 	c := oneFake(t)
 	call := c.message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
-	id := string(field(json.RawMessage(call), "id"))
-	cancel := func(id string) {
-		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
-	}
+	id := string(field(call, "id"))
 	for n, accept := range []string{bothKinds, "application/json", "text/event-stream"} {
 		t.Run(accept, func(t *testing.T) {
 			done := make(chan answer, 1)
@@ -160,8 +155,8 @@ func TestCancelReachesTheModule(t *testing.T) {
 			await(t, "the call to begin", logged("fake: sleeping"))
 			a := c.post(`{"jsonrpc":"2.0","id":` + id + `,"method":"ping"}`)
 			checkContains(t, "an id in flight", a.Body, "is already in use")
-			cancel(`"other"`)
-			cancel(id)
+			c.cancel(`"other"`)
+			c.cancel(id)
 			a = <-done
 			check(t, "the cancelled call succeeded", a.Status/100, 2)
 			check(t, "answers to the cancelled call", len(a.Events), 0)

@@ -5,8 +5,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,15 +16,14 @@ import (
 	"time"
 )
 
-// registryOf returns a registry of a folder, which is not scanned.
-func registryOf(t *testing.T, dir string, log io.Writer) *Registry {
+// registryOf returns a registry with a cache and a log. It is not scanned, unless it watches.
+func registryOf(t *testing.T, c registryConfig) *Registry {
 	t.Helper()
-	handler := slog.NewTextHandler(log, nil)
-	r := newRegistry(registryConfig{
-		Roots:    []string{dir},
-		CacheDir: dir,
-		Log:      slog.New(handler),
-	})
+	if c.Log == nil {
+		c.Log = quiet
+	}
+	c.CacheDir = t.TempDir()
+	r := newRegistry(c)
 	t.Cleanup(r.Close)
 	return r
 }
@@ -72,9 +69,7 @@ func TestFoldersAreSearched(t *testing.T) {
 func TestEditReloadsOneModule(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x")
-	writeFake(t, dir+"/b.usher", "good tools=x")
-	writeFake(t, dir+"/c.usher", "dies")
+	writeFakes(t, dir, "a: good tools=x", "b: good tools=x", "c: dies")
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("a_x", "b_x")
@@ -167,22 +162,18 @@ func TestPartsAreFollowed(t *testing.T) {
 			write(t, dir+"/m.usher"+ending, row.module)
 			d := daemonOptions{base: base}.start(t, dir)
 			c := connect(t, d.URL)
-			returns := func(tool, want string) {
-				t.Helper()
-				await(t, tool+" to return "+want, func() bool { return c.call(tool, "").text() == want })
-			}
-			returns("m_first", "10")
+			c.awaitText("m_first", "", "10")
 			set(1, 101)
-			returns("m_first", "101")
-			returns("m_second", "20") // now part2 is known
+			c.awaitText("m_first", "", "101")
+			c.awaitText("m_second", "", "20") // now part2 is known
 			set(2, 202)
-			returns("m_second", "202")
+			c.awaitText("m_second", "", "202")
 			edit(1, row.broken)
 			await(t, "the broken part", func() bool {
 				return strings.Contains(c.call("m_first", "").failure(), "can't be hosted: ")
 			})
 			set(1, 1001)
-			returns("m_first", "1001")
+			c.awaitText("m_first", "", "1001")
 			d.stop(t)
 			write(t, dir+"/"+fmt.Sprintf(row.part, 1), strings.Replace(row.broken, "N", "M", 1))
 			d = daemonOptions{base: base}.start(t, dir)
@@ -202,7 +193,7 @@ func TestFailedModuleIsTriedAgain(t *testing.T) {
 	c := connect(t, d.URL)
 	checkContains(t, "without the package", c.call("m_f", "").failure(), "can't be hosted: ")
 	write(t, dir+"/package_that_comes_later.py", "")
-	await(t, "a call with the package", func() bool { return c.call("m_f", "").text() == "1" })
+	c.awaitText("m_f", "", "1")
 	check(t, "reports of the failure", strings.Count(d.Log.String(), "module failed"), 1)
 }
 
@@ -213,7 +204,7 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 	for _, approved := range []string{"", dir + "/approved.json"} {
 		synctest.Test(t, func(t *testing.T) {
 			log := &output{}
-			r := registryOf(t, dir, log)
+			r := registryOf(t, registryConfig{Roots: []string{dir}, Log: logTo(log)})
 			r.Approved = approved
 			for range 2 {
 				s := newScan()
@@ -253,9 +244,9 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 }
 
 // introspecting returns a registry with a module p that is introspected without end.
-func introspecting(t *testing.T, dir string) *Registry {
+func introspecting(t *testing.T) *Registry {
 	t.Helper()
-	r := registryOf(t, dir, io.Discard)
+	r := registryOf(t, registryConfig{Roots: []string{t.TempDir()}})
 	r.introspecting.reserve(kindExecutable, maxIntrospections) // so that no introspection begins
 	r.update(scanOf("p"))
 	return r
@@ -273,9 +264,8 @@ func scanOf(names ...string) *scan {
 // initialize does not wait for modules that are introspected. Lists do.
 func TestInitializeIsAnsweredAtOnce(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
 	inBubble(t, func(t *testing.T, b *bubble) {
-		b.server.modules = introspecting(t, dir)
+		b.server.modules = introspecting(t)
 		begun := time.Now()
 		c := b.open(protocols[0])
 		check(t, "the wait of initialize", time.Since(begun), 0)
@@ -287,9 +277,8 @@ func TestInitializeIsAnsweredAtOnce(t *testing.T) {
 // Lists wait for modules in the scope only, and only at the start.
 func TestListsWaitForTheirScope(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		begun, r := time.Now(), introspecting(t, dir)
+		begun, r := time.Now(), introspecting(t)
 		waits := func(when string, scope Scope, want time.Duration) {
 			t.Helper()
 			start := time.Now()
@@ -311,7 +300,7 @@ func TestListsWaitForTheirScope(t *testing.T) {
 // again meanwhile.
 func TestLateIntrospectionIsDropped(t *testing.T) {
 	t.Parallel()
-	r := introspecting(t, t.TempDir())
+	r := introspecting(t)
 	first := r.modules["/w/p/m.usher#p"]
 	for range 2 {
 		check(t, "modules after a scan that missed the file", len(r.modules), 1)
@@ -330,8 +319,7 @@ func TestLateIntrospectionIsDropped(t *testing.T) {
 func TestFailedListHidesNoTools(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x prompts=fail")
-	writeFake(t, dir+"/b.usher", "good tools=x prompts=endless")
+	writeFakes(t, dir, "a: good tools=x prompts=fail", "b: good tools=x prompts=endless")
 	writeFake(t, dir+"/c.usher", "good toolsIn="+dir+"/tools")
 	write(t, dir+"/tools", `[{"Name":"bad","Schema":{"type":"array"}},{"Name":"x"}]`)
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "b_x", "c_x")
@@ -414,11 +402,10 @@ func TestPanicEndsScan(t *testing.T) {
 	long(t)
 	dir, first := t.TempDir(), true
 	var out output
-	r := newRegistry(registryConfig{
-		Roots:    []string{dir},
-		CacheDir: t.TempDir(),
-		Log:      slog.New(slog.NewTextHandler(&out, nil)),
-		Watch:    true,
+	r := registryOf(t, registryConfig{
+		Roots: []string{dir},
+		Log:   logTo(&out),
+		Watch: true,
 		Only: func(string) bool {
 			if first {
 				first = false
@@ -427,7 +414,6 @@ func TestPanicEndsScan(t *testing.T) {
 			return true
 		},
 	})
-	defer r.Close()
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	await(t, "the module", func() bool { return len(r.View(scopeAll()).Modules) == 1 })
 	checkContains(t, "the log", out.String(), "in a scan")

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -28,7 +27,7 @@ func TestSilentCallBecomesAStream(t *testing.T) {
 				req := b.modernPOST("1", "tools/call", params)
 				if version != statelessProtocol {
 					c := b.open(version)
-					req = c.request(http.MethodPost, c.message("tools/call", params))
+					req = c.asking("tools/call", params)
 				}
 				req.Header.Set("Accept", accept)
 				x := b.begin(req)
@@ -111,39 +110,37 @@ func TestSlowReadersHaveTime(t *testing.T) {
 		"a webhook": func(w http.ResponseWriter, _ *http.Request) { writeBody(w, long) },
 	} {
 		for _, reads := range []bool{true, false} {
-			t.Run(fmt.Sprint(name, ", read to the end: ", reads), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					answered := make(chan struct{})
-					conns := make(pipes)
-					handler := func(w http.ResponseWriter, r *http.Request) {
-						answer(w, r)
-						close(answered)
+			runSynced(t, fmt.Sprint(name, ", read to the end: ", reads), func(t *testing.T) {
+				answered := make(chan struct{})
+				conns := make(pipes)
+				handler := func(w http.ResponseWriter, r *http.Request) {
+					answer(w, r)
+					close(answered)
+				}
+				web := &http.Server{Handler: http.HandlerFunc(handler)}
+				var serving sync.WaitGroup
+				serving.Go(func() { web.Serve(conns) })
+				ours, theirs := net.Pipe()
+				conns <- theirs
+				io.WriteString(ours, "GET / HTTP/1.0\r\n\r\n")
+				got := 0
+				for part := make([]byte, 10_000); reads; pass(time.Second) {
+					n, err := ours.Read(part)
+					got += n
+					if err != nil {
+						break
 					}
-					web := &http.Server{Handler: http.HandlerFunc(handler)}
-					var serving sync.WaitGroup
-					serving.Go(func() { web.Serve(conns) })
-					ours, theirs := net.Pipe()
-					conns <- theirs
-					io.WriteString(ours, "GET / HTTP/1.0\r\n\r\n")
-					got := 0
-					for part := make([]byte, 10_000); reads; pass(time.Second) {
-						n, err := ours.Read(part)
-						got += n
-						if err != nil {
-							break
-						}
-					}
-					check(t, "it got all", got >= len(long), reads)
-					pass(writeTimeout + time.Second)
-					select {
-					case <-answered:
-					default:
-						t.Errorf("the answer is still being written after %v", writeTimeout)
-					}
-					ours.Close()
-					web.Close()
-					serving.Wait()
-				})
+				}
+				check(t, "it got all", got >= len(long), reads)
+				pass(writeTimeout + time.Second)
+				select {
+				case <-answered:
+				default:
+					t.Errorf("the answer is still being written after %v", writeTimeout)
+				}
+				ours.Close()
+				web.Close()
+				serving.Wait()
 			})
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"go/ast"
 	"io"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
@@ -111,13 +110,9 @@ func TestProcessesAreBounded(t *testing.T) {
 // session notices.
 func TestProcessPerSession(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
-	writeFake(t, dir+"/own.usher", "good")
-	writeShared(t, dir, "all", "good")
-	d := startDaemon(t, dir)
+	d := startFakes(t, "own: good", "all: shared good")
 	own := func(c *testClient) string { return c.call("own_pid", "").text() }
 	a, b, c := connect(t, d.URL), connect(t, d.URL), connect(t, d.URL)
-	a.awaitTools(append(namesOf("all"), namesOf("own")...)...)
 	ofA, ofB, ofC := own(a), own(b), own(c)
 	check(t, "sessions share a process", ofA == ofB || ofB == ofC || ofA == ofC, false)
 	check(t, "the next call's process", own(a), ofA)
@@ -136,7 +131,7 @@ func TestProcessPerSession(t *testing.T) {
 func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 	t.Parallel()
 	for others, want := range []int{1, 0} {
-		r := registryOf(t, t.TempDir(), io.Discard)
+		r := registryOf(t, registryConfig{Roots: []string{t.TempDir()}})
 		r.introspecting.reserve(kindExecutable, maxIntrospections)
 		p := mutePool(t, false)
 		done := make(chan struct{})
@@ -209,8 +204,8 @@ func (w *Worker) answerCalls(first, n int, result object) {
 func TestCallsWaitForTheirTurn(t *testing.T) {
 	t.Parallel()
 	for _, answered := range []bool{true, false} {
-		t.Run(fmt.Sprint("cancelled calls are answered: ", answered), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { testTurns(t, answered) })
+		runSynced(t, fmt.Sprint("cancelled calls are answered: ", answered), func(t *testing.T) {
+			testTurns(t, answered)
 		})
 	}
 }
@@ -409,55 +404,56 @@ func TestCrowdedProcessIsReplaced(t *testing.T) {
 		{"too many", maxCancelled, 0, 0},
 		{"too long", 1, timeout - time.Nanosecond, time.Nanosecond},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := newEndlessModule(t, timeout)
-				m.cancelled("spin", tt.cancelled-1)
-				check(t, "a call before", <-m.begin(t.Context(), "fine"), nil)
-				m.cancelled("spin", 1)
-				if tt.before > 0 {
-					pass(tt.before)
-					check(t, "a call just before", <-m.begin(t.Context(), "fine"), nil)
-				}
-				check(t, "processes before", len(m.workers), 1)
-				pass(tt.after)
-				check(t, "a call after", <-m.begin(t.Context(), "fine"), nil)
-				check(t, "processes after", len(m.workers), 2)
-				check(t, "the first one lives", m.workers[0].alive(), false)
-			})
+		runSynced(t, tt.name, func(t *testing.T) {
+			m := newEndlessModule(t, timeout)
+			m.cancelled("spin", tt.cancelled-1)
+			check(t, "a call before", <-m.begin(t.Context(), "fine"), nil)
+			m.cancelled("spin", 1)
+			if tt.before > 0 {
+				pass(tt.before)
+				check(t, "a call just before", <-m.begin(t.Context(), "fine"), nil)
+			}
+			check(t, "processes before", len(m.workers), 1)
+			pass(tt.after)
+			check(t, "a call after", <-m.begin(t.Context(), "fine"), nil)
+			check(t, "processes after", len(m.workers), 2)
+			check(t, "the first one lives", m.workers[0].alive(), false)
 		})
 	}
-	t.Run("beside another call", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			m := newEndlessModule(t, timeout)
-			other := m.begin(t.Context(), "other")
-			m.cancelled("spin", maxCancelled)
-			check(t, "a call", <-m.begin(t.Context(), "fine"), nil)
-			m.cancelled("spin", maxCancelled)
-			check(t, "a call while the first process ends", <-m.begin(t.Context(), "fine"), nil)
-			check(t, "processes", len(m.workers), 2)
-			token := json.RawMessage(`{"progressToken":1}`)
-			for range 4 {
-				m.workers[0].handle(&Message{
-					Method: "notifications/progress",
-					Params: members(token),
-				})
-				check(t, "the first process lives", m.workers[0].alive(), true)
-				pass(timeout / 4)
-			}
-			checkContains(t, "the other call", fmt.Sprint(<-other),
-				"was stopped because a cancelled call blocked it")
-			synctest.Wait()
-			check(t, "a call after its end", <-m.begin(t.Context(), "fine"), nil)
-			check(t, "processes then", len(m.workers), 3)
-		})
+	runSynced(t, "beside another call", func(t *testing.T) {
+		m := newEndlessModule(t, timeout)
+		other := m.begin(t.Context(), "other")
+		m.cancelled("spin", maxCancelled)
+		check(t, "a call", <-m.begin(t.Context(), "fine"), nil)
+		m.cancelled("spin", maxCancelled)
+		check(t, "a call while the first process ends", <-m.begin(t.Context(), "fine"), nil)
+		check(t, "processes", len(m.workers), 2)
+		token := json.RawMessage(`{"progressToken":1}`)
+		for range 4 {
+			m.workers[0].handle(&Message{
+				Method: "notifications/progress",
+				Params: members(token),
+			})
+			check(t, "the first process lives", m.workers[0].alive(), true)
+			pass(timeout / 4)
+		}
+		checkContains(t, "the other call", fmt.Sprint(<-other),
+			"was stopped because a cancelled call blocked it")
+		synctest.Wait()
+		check(t, "a call after its end", <-m.begin(t.Context(), "fine"), nil)
+		check(t, "processes then", len(m.workers), 3)
 	})
 }
 
 // A call that waits when its claim ends is not made, whatever it waits for.
 func TestWaitingCallsEnd(t *testing.T) {
 	t.Parallel()
-	slow := func(t *testing.T, b *bubble) { b.startsSlowly(5 * time.Second) }
+	slow := func(_ *testing.T, b *bubble) {
+		b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
+			pass(5 * time.Second)
+			return b.worker(owner), nil
+		})
+	}
 	native := func(_ *testing.T, b *bubble) { b.native, b.m.Stateless = true, true }
 	const wait, ask = `{"name":"m_wait","arguments":{"seconds":60}}`, `{"name":"m_ask"}`
 	for _, tt := range []struct {
@@ -486,7 +482,7 @@ func TestWaitingCallsEnd(t *testing.T) {
 				var calls []*exchange
 				for range tt.made + tt.waiting {
 					calls = append(calls,
-						b.begin(c.request(http.MethodPost, c.message(tt.method, tt.params))))
+						b.begin(c.asking(tt.method, tt.params)))
 					synctest.Wait() // so that they wait in this order
 				}
 				check(t, "calls before the revoke", strings.Count(b.hears(), tt.method),
@@ -495,7 +491,7 @@ func TestWaitingCallsEnd(t *testing.T) {
 				if tt.params == ask {
 					_, text := calls[0].got()
 					_, question, _ := strings.Cut(text, "data: {")
-					id := field(json.RawMessage("{"+question), "id")
+					id := field("{"+question, "id")
 					c.post(string(encodeResult(id,
 						members(askAnswer("yes")("elicitation/create", nil)))))
 				}
@@ -526,19 +522,6 @@ func TestCrashingModuleIsHeldBack(t *testing.T) {
 		}
 	}
 	t.Error("a module that crashes at each call was started each time")
-}
-
-// A process that is idle for as long as -idle ends. The next call starts another one.
-func TestIdleFlagEndsProcesses(t *testing.T) {
-	long(t)
-	c := oneFake(t, "-idle", "1ms")
-	first := c.call("a_pid", "").text()
-	await(t, "the idle process to be stopped", func() bool {
-		pid, _ := strconv.Atoi(first)
-		return !processAlive(pid)
-	})
-	second := c.call("a_pid", "").text()
-	check(t, "another process answers", second != first && second != "", true)
 }
 
 // Only startCall writes requests to a process, and the pool checks the claim immediately
@@ -626,7 +609,7 @@ func TestSlowCallsAreLogged(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		var log output
-		b.m.pool.log = slog.New(slog.NewTextHandler(&log, nil))
+		b.m.pool.log = logTo(&log)
 		c := b.open(protocols[0])
 		call := c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`)
 		x := b.begin(c.request(http.MethodPost, call))

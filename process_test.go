@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
-	"net/http"
 	"os"
 	"os/exec"
 	"runtime"
@@ -26,7 +24,6 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 	must(t, err)
 	write(t, bin+"/go", "#!/bin/sh\ncase $* in *built*) exec sleep 1000; esac\nexec "+
 		command+" \"$@\"\n")
-	must(t, os.Chmod(bin+"/go", 0o755))
 	for name, end := range map[string]syscall.Signal{
 		"by TERM": syscall.SIGTERM,
 		"by KILL": syscall.SIGKILL,
@@ -52,9 +49,7 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 			})
 			_, noShell := exec.LookPath("sh")
 			if end == syscall.SIGKILL && noShell == nil { // others wait for the call
-				req := c.request(http.MethodPost,
-					`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait_wait_"}}`)
-				go c.http.Do(req)
+				go c.http.Do(c.asking("tools/call", `{"name":"wait_wait_"}`))
 				await(t, "the function", func() bool {
 					return strings.Contains(processes(), "sleep 600")
 				})
@@ -84,7 +79,7 @@ func TestGroupIsNotConfused(t *testing.T) {
 	await(t, "a zombie", func() bool { return !processAlive(int(id)) })
 	cmd.Wait()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGroups(slog.New(slog.DiscardHandler))
+		g := newGroups(quiet)
 		stuck := &child{group: id, groups: g, exited: make(chan struct{})}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -99,7 +94,7 @@ func TestGuardBlocksNothing(t *testing.T) {
 	read, write, err := os.Pipe()
 	must(t, err)
 	defer read.Close()
-	g := newGroups(slog.New(slog.DiscardHandler))
+	g := newGroups(quiet)
 	g.pipe = write
 	for len(g.unsent) == 0 { // the pipe has room
 		g.unsent = bytes.Repeat([]byte("- 1\n"), 1000)

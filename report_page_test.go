@@ -188,9 +188,9 @@ func TestPageInABrowser(t *testing.T) {
 	slow(t)
 	need(t, "chromium")
 	need(t, "node")
-	dir, base := pageModules(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
-	code := newCode(t, base, dir+"/proj")
+	dir := pageModules(t)
+	d := startDaemon(t, dir, "-require-claim")
+	code := newCode(t, d.Base, dir+"/proj")
 	for what, query := range map[string]string{"refused": "", "tools": "?claim=" + code} {
 		t.Run(what, func(t *testing.T) {
 			out, _, err := runIn(".", "node", "testdata/page/look.mjs", d.URL+query,

@@ -82,15 +82,7 @@ func TestNodeConfirmsCancellation(t *testing.T) {
 func TestNodeMethodsTakeOneObject(t *testing.T) {
 	long(t)
 	nodeTestVersion(t)
-	dir := t.TempDir()
-	write(t, dir+"/a.usher.js",
-		"export function add(a, b) {}\nexport const fine = ({ a }) => a\n"+
-			"export const greet = (name, times = 1) => name\n"+
-			"/** @param {string} name */\nexport const hail = name => name\n"+
-			"export const all = ({ a }, ...more) => a\nexport const one = p => [p, p]\n")
-	write(t, dir+"/b.usher.js", "exports.add = (a, b) => a + b\n")
-	write(t, dir+"/c.usher.js", "export default class { add(a, b) {} }\n")
-	out := modulesOf(t, dir, nil)
+	out := modulesOf(t, "testdata/node/several", nil)
 	check(t, "notes",
 		strings.Count(out, "note: add is not offered: a method gets one object: declare add({ … })"), 3)
 	checkContains(t, "the output", out, "note: greet is not", "note: hail is not",

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -142,7 +141,7 @@ func TestSecretsStayHere(t *testing.T) {
 	}
 	t.Setenv(nestedVar, "\n/m")
 	cmd := &exec.Cmd{Dir: "/d", Env: []string{"B=2", insideOf("/s p:")}}
-	newGroups(slog.New(slog.DiscardHandler)).start(cmd) // there is no program to start
+	newGroups(quiet).start(cmd) // there is no program to start
 	environ := strings.Join(cmd.Env, "\n")
 	checkContains(t, "environment", environ, "\nA_KEY=1\n", "\nB=2\n"+nestedVar+
 		"=\n/m\n/s p:\nPWD=/d")
@@ -251,12 +250,7 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	workspace := filepath.Join(dir, "workspace")
 	write(t, dir+"/other/evil.usher.py", "")
 	must(t, os.Mkdir(workspace, 0o755))
-	r := newRegistry(registryConfig{
-		Roots:    []string{workspace},
-		CacheDir: t.TempDir(),
-		Log:      slog.New(slog.DiscardHandler),
-	})
-	defer r.Close()
+	r := registryOf(t, registryConfig{Roots: []string{workspace}})
 	must(t, os.Remove(workspace))
 	must(t, os.Symlink(dir+"/other", workspace))
 	r.Watch = true

@@ -24,8 +24,7 @@ func TestTagsBecomeSchemas(t *testing.T) {
 	}
 	for _, tt := range []struct{ name, rules, doc, schema, want string }{
 		{"annotations", "go", `Adds.\n@readonly\n@idempotent`, object,
-			`{"description":"Adds.",` +
-				`"inputSchema":{"type":"object","properties":{}},` +
+			`{"description":"Adds.","inputSchema":{"type":"object","properties":{}},` +
 				`"annotations":{"readOnlyHint":true,"idempotentHint":true}}`},
 		{"annotations are text to a server", "server", `Adds.\n@readonly`, object,
 			text(`Adds.\n@readonly`)},
@@ -69,6 +68,9 @@ func TestTagsBecomeSchemas(t *testing.T) {
 func TestSlipsInTagsAreReported(t *testing.T) {
 	const wantTag = ": want one tag, such as @param {string} name, on a line"
 	const wantType = "want integer, number, string, boolean, object, array"
+	withDoc := func(rules, doc string) *Method {
+		return methodOf(t, rules, `"description":"`+doc+`","inputSchema":{"type":"object"}`)
+	}
 	for doc, want := range map[string]string{
 		`@param {string} a\n@param {'x'|'y'} b\n@param {integer[][]} c\n@param d`: "",
 		`@param {int} a\n@param {bool[]} b`: "@param {int} a: " + wantType +
@@ -79,10 +81,8 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 		`@param {string}`:                     "@param {string}" + wantTag,
 		`Mail a@param.example, or @parameter`: "",
 	} {
-		m := methodOf(t, "shell", `"description":"`+doc+`","inputSchema":{"type":"object"}`)
-		check(t, doc, strings.Join(m.problems, "; "), want)
-		m = methodOf(t, "server", `"description":"`+doc+`","inputSchema":{"type":"object"}`)
-		check(t, doc+" in a program", len(m.problems), 0)
+		check(t, doc, strings.Join(withDoc("shell", doc).problems, "; "), want)
+		check(t, doc+" in a program", len(withDoc("server", doc).problems), 0)
 	}
 	m := methodOf(t, "node", `"description":"@param {Stop} a","inputSchema":{"type":"object",`+
 		`"properties":{"a":{"type":"string"}}}`)
@@ -91,7 +91,7 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 		`@param x what @signature github K`, `@param x what\n  and @signature github K`,
 		`@webhook a/b @signature github K`, `Takes it. @signature github K`,
 	} {
-		m := methodOf(t, "shell", `"description":"`+doc+`","inputSchema":{"type":"object"}`)
+		m := withDoc("shell", doc)
 		check(t, doc+" protects nothing", strings.HasSuffix(m.Signature, "@signature github K"), true)
 		_, err := parseSignature(m.Signature, func(string) string { return "key" })
 		check(t, doc+" is refused", err != nil, true)
@@ -101,8 +101,7 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 // methodOf reads a method's definition, without its name.
 func methodOf(t *testing.T, rules, definition string) *Method {
 	t.Helper()
-	m := parseMethod(json.RawMessage(`{"name":"x",`+definition+`}`), kindOf[rules])
-	return m
+	return parseMethod(json.RawMessage(`{"name":"x",`+definition+`}`), kindOf[rules])
 }
 
 // Arguments are checked against the schema. An error names the parameter and what is
@@ -191,14 +190,12 @@ func TestArgumentsAreChecked(t *testing.T) {
 // Neither the path of each item nor an error for each alternative costs memory.
 func TestCheckIsLinear(t *testing.T) {
 	const size = 50_000
+	const integers = `{"type":"object","additionalProperties":{"type":"array","items":{"type":"integer"}}}`
 	long := strings.Repeat("k", size)
 	for _, tt := range []struct{ name, schema, arguments, item, want string }{
-		{"a long key",
-			`{"type":"object","additionalProperties":{"type":"array","items":{"type":"integer"}}}`,
-			`{"x":{"` + long + `":[%s]}}`, `1`, ``},
-		{"a wrong item",
-			`{"type":"object","additionalProperties":{"type":"array","items":{"type":"integer"}}}`,
-			`{"x":{"` + long + `":[%s,""]}}`, `1`, `.50000": want integer, got string`},
+		{"a long key", integers, `{"x":{"` + long + `":[%s]}}`, `1`, ``},
+		{"a wrong item", integers, `{"x":{"` + long + `":[%s,""]}}`, `1`,
+			`.50000": want integer, got string`},
 		{"a union", `{"type":"array","items":{"anyOf":[{"type":"integer"},{"enum":["` +
 			long + `"]},{"type":"boolean"},
 			{"type":"object","required":["a"]},{"type":"string"}]}}`, `{"x":[%s]}`, `""`, ``},
@@ -260,9 +257,7 @@ func TestCheckEnds(t *testing.T) {
 // A value becomes a tool's result: a result as it is, content blocks as its content, an object as
 // structured content, all else as text.
 func TestValueBecomesAResult(t *testing.T) {
-	text := func(s string) string {
-		return `{"content":[{"type":"text","text":` + string(quote(s)) + `}]`
-	}
+	text := func(s string) string { return `{"content":[` + block(s) + `]` }
 	// structured returns how an object is shown: as text too.
 	structured := func(s string) string { return text(s) + `,"structuredContent":` + s + `}` }
 	const (
@@ -395,7 +390,7 @@ func FuzzParseMethod(f *testing.F) {
 			t.Fatalf("%s is read again as %s", shown, reread)
 		}
 		schema := field(shown, "inputSchema")
-		if field(field(schema, "properties"), webhookParam) != nil || members(schema) == nil {
+		if field(schema, "properties", webhookParam) != nil || members(schema) == nil {
 			t.Fatalf("the schema of %s", shown)
 		}
 	})

@@ -51,10 +51,7 @@ func TestGuessesTakeTurns(t *testing.T) {
 	data := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		g, store := testGate(t, data, true)
-		good, err := store.Create(t.Context(), "/w/proj", "", time.Hour)
-		must(t, err)
-		moved, err := store.Create(t.Context(), "/w/other", "", time.Hour)
-		must(t, err)
+		good, moved := mustCreate(t, store), mustCreate(t, store)
 		owner, err := store.Lookup(good.Code)
 		must(t, err)
 		id := g.Create(protocols[0], 0, owner).session.name
@@ -150,9 +147,7 @@ func TestConnectionWithOneCode(t *testing.T) {
 	data := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		g, store := testGate(t, data, true)
-		good, err := store.Create(t.Context(), "/w/proj", "", time.Hour)
-		must(t, err)
-		code := good.Code.Reveal()
+		code := mustCreate(t, store).Code.Reveal()
 		ctx := rememberCodes(t.Context())
 		present := func(code string) guessOutcome { return guessOn(t, ctx, g, code) }
 		check(t, "a valid code", present(code), guessOutcome{200, 0})

@@ -161,10 +161,7 @@ func (w *walk) step() {
 	case n < 470:
 		w.call(s, w.presentation())
 	case n < 620:
-		alone := &walkSession{
-			testClient:   w.client(),
-			modelSession: modelSession{stateless: true},
-		}
+		alone := w.alone()
 		alone.Session = s.Session // which counts for nothing
 		if n%2 == 0 {
 			w.list(alone, w.presentation())
@@ -223,6 +220,11 @@ func (w *walk) client() *testClient {
 	return &testClient{t: w.t, URL: w.URL, Header: http.Header{}, http: w.http}
 }
 
+// alone returns a client that never has a session.
+func (w *walk) alone() *walkSession {
+	return &walkSession{testClient: w.client(), modelSession: modelSession{stateless: true}}
+}
+
 // judge is the model's, for the sessions that the daemon has.
 func (w *walk) judge(s *walkSession, p showing) (folder, refusal string) {
 	if s.sse && s.began && s.events == nil {
@@ -236,7 +238,7 @@ func (w *walk) ask(s *walkSession, p showing, method, params string) answer {
 	if s.stateless {
 		return s.do(p.in(s.modernPOST("1", method, params)))
 	}
-	a := s.do(p.in(s.request(http.MethodPost, s.message(method, params))))
+	a := s.do(p.in(s.asking(method, params)))
 	for a.Status == http.StatusAccepted {
 		if msg := wantEvent(w.t, s.events).msg(); field(msg, "id") != nil {
 			a = answer{Status: http.StatusOK, Events: []json.RawMessage{msg}}
@@ -333,13 +335,11 @@ func (s *walkSession) close() {
 func (w *walk) openSSE(p showing) {
 	s := &walkSession{testClient: w.client(), modelSession: modelSession{sse: true}}
 	_, refusal := w.model.judge(&s.modelSession, p.code)
-	req := p.in(s.request(http.MethodGet, ""))
-	req.Header.Set("Accept", "text/event-stream")
-	res, events, hangUp := openStream(w.t, req)
+	res, events, hangUp := openStream(w.t, p.in(s.getRequest()))
 	s.events, s.hangUp = events, hangUp
 	got := status(answer{Status: res.StatusCode})
 	if got == "" {
-		at, err := req.URL.Parse(wantEvent(w.t, events).data)
+		at, err := res.Request.URL.Parse(wantEvent(w.t, events).data)
 		must(w.t, err)
 		s.URL = at.String()
 	}
@@ -418,11 +418,7 @@ func (w *walk) changeClaims() {
 // HTTP+SSE sessions that had them.
 func (w *walk) endStreams() {
 	for _, code := range modelCodes[:4] {
-		alone := &walkSession{
-			testClient:   w.client(),
-			modelSession: modelSession{stateless: true},
-		}
-		w.list(alone, showing{code: code})
+		w.list(w.alone(), showing{code: code})
 	}
 	for _, s := range w.sessions {
 		if s.events != nil && s.claim != nil && w.active[s.claim.code] != s.claim {

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,7 +67,8 @@ func TestDecisionsNeverWiden(t *testing.T) {
 				(f.scoped || f.require),
 			"outside of a session, a bad code is ignored": got == everyone &&
 				f.presents && !f.session && err != errBadCode,
-			"a claim of somebody else": width[got] == 1 && got != f.own && got != f.presented,
+			"an ended claim counts for somebody": got != nil && width[got] == 0 && got != strangers,
+			"a claim of somebody else":           width[got] == 1 && got != f.own && got != f.presented,
 			"an active claim counts as ended": got == strangers &&
 				(f.own != nil || !f.scoped),
 			"unreadable claims are used": bit(8) && got != nil,
@@ -140,7 +140,7 @@ func presentations(p, o, g, x string) []presentation {
 			presentAll(inHeader(""), inQuery(""), bearer(p)), p, false},
 		{"three codes that are not valid",
 			presentAll(inHeader(g), inQuery(unknown), bearer("GHJKMN")), "", true},
-		{"two headers", addHeader(claimHeader, p, p), "", true},
+		{"two headers", setHeader(claimHeader, p, p), "", true},
 		{"a bearer token with a typing error", bearer(p[:5] + "0"), "", true},
 		{"a query that can't be parsed", url("claim=" + p + ";x=1"), "", true},
 		{"a query with a bad escape", url("claim=" + p + "%zz"), "", true},
@@ -157,17 +157,22 @@ func TestScopeTable(t *testing.T) {
 	long(t)
 	d := startProjects(t)
 	alone := newStateless(t, d.URL)
-	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
+	const p, o, g, x = "PPPPPP", "QQQQQQ", "GGGGGG", "XXXXXX"
+	made := time.Now().UTC()
+	record := func(code, folder string, life time.Duration) string {
+		return d.claimRecord(code, folder, made, life)
+	}
+	good := "[" + record(p, "/proj", time.Hour) + "," + record(o, "/other", time.Hour) + ","
+	d.putClaims(good + record(g, "/projX", time.Hour) + "]")
 	check(t, "the claim to be revoked", alone.sees(inHeader(g)), "c_x") // and the other was never used
 	check(t, "another claim by HTTP+SSE",
 		listTools(connectSSE(t, d.URL, inHeader(p)).testClient, inHeader(o)), "400")
-	d.revoke(g)
-	expire(t, d.Base, Code(x))
-	lists := map[string]string{p: seesProj, o: seesOther}
+	d.putClaims(good + record(x, "/projX", -time.Second) + "]")
+	seen := map[string]string{p: seesProj, o: seesOther}
 	for _, row := range presentations(p, o, g, x) {
 		t.Run(row.name, func(t *testing.T) {
 			c, a := openSession(t, d.URL, row.present)
-			want := cmp.Or(lists[row.counts], seesAll)
+			want := cmp.Or(seen[row.counts], seesAll)
 			about := stringField(a.result(), "instructions")
 			check(t, "the instructions name c", strings.Contains(about, "- c:"),
 				want == seesAll)
@@ -181,7 +186,7 @@ func TestScopeTable(t *testing.T) {
 				check(t, "it calls c_x", modern.failure() == "", want == seesAll)
 			}
 			scoped := d.session(inHeader(o))
-			want = cmp.Or(lists[row.counts], seesOther)
+			want = cmp.Or(seen[row.counts], seesOther)
 			checkSees(t, "a scoped session sees", scoped, row.present, want)
 			checkSees(t, "it then sees", scoped, presentNothing, want)
 		})
@@ -190,7 +195,7 @@ func TestScopeTable(t *testing.T) {
 	for _, row := range presentations(p, o, g, x) {
 		t.Run("with claims required/"+row.name, func(t *testing.T) {
 			if row.counts != "" {
-				check(t, "it sees", alone.sees(row.present), lists[row.counts])
+				check(t, "it sees", alone.sees(row.present), seen[row.counts])
 				return
 			}
 			says := "a claim code is required"
@@ -205,41 +210,37 @@ func TestScopeTable(t *testing.T) {
 	d.hidesCodes(t, p, o, g, x, "ABCDEF")
 }
 
+// lists are the methods that list what a scope has.
+var lists = []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list"}
+
 // What is out of scope gets the same answer, byte by byte, as what does not exist, in a
 // session and without one.
 func TestOutOfScopeIsUnknown(t *testing.T) {
 	long(t)
-	dir, base := twoProjects(t), t.TempDir()
-	writeFake(t, dir+"/other/rich.usher", "good tools=tell res=rich")
-	writeFake(t, dir+"/other/a.usher", "good tools=x") // so that the bare name is ambiguous
-	d := daemonOptions{base: base}.start(t, dir)
-	free, _ := openSession(t, d.URL, presentNothing)
+	p := startProjects(t)
+	writeFakes(t, p.dir, "other/rich: good tools=tell res=rich",
+		"other/a: good tools=x") // so that the bare name is ambiguous
+	free := p.session(presentNothing)
 	free.awaitTools("b_x", "c_x", "other-a_x", "proj-a_pid", "proj-a_sleep", "proj-a_x",
 		"rich_tell")
-	present := inHeader(newCode(t, base, dir+"/proj"))
-	c, a := openSession(t, d.URL, present)
+	present := inHeader(p.code("/proj"))
+	c, a := openSession(t, p.URL, present)
 	checkContains(t, "instructions", stringField(a.result(), "instructions"), "- a:")
 	checkOmits(t, "instructions", stringField(a.result(), "instructions"), "rich", "other")
 	c.awaitTools(projTools...)
-	alone := newStateless(t, d.URL)
+	alone := newStateless(t, p.URL)
 	type asker func(method, params string) answer
 	in := func(c *testClient) asker {
-		return func(method, params string) answer {
-			return c.post(`{"jsonrpc":"2.0","id":1,"method":"` + method +
-				`","params":` + params + `}`)
-		}
+		return func(method, params string) answer { return c.post(rpcText(method, params)) }
 	}
 	out := func(present func(*http.Request)) asker {
-		return func(method, params string) answer {
-			return alone.modern(method, params, present)
-		}
+		return func(method, params string) answer { return alone.modern(method, params, present) }
 	}
 	for revision, ask := range map[string]struct{ scoped, free asker }{
 		"in a session":      {in(c), in(free)},
 		"without a session": {out(present), out(presentNothing)},
 	} {
-		for _, method := range []string{"tools/list", "prompts/list", "resources/list",
-			"resources/templates/list"} {
+		for _, method := range lists {
 			t.Run(revision+"/"+method, func(t *testing.T) {
 				scoped := ask.scoped(method, "{}")
 				check(t, "failure", scoped.failure(), "")
@@ -298,8 +299,7 @@ func TestScopeIsByRealPath(t *testing.T) {
 	} {
 		must(t, os.Symlink(p.dir+link[0], p.dir+link[1]))
 	}
-	writeFake(t, p.dir+"/proj/deep/er/d.usher", "good tools=x")
-	writeFake(t, p.dir+"/Proj/e.usher", "good tools=x")
+	writeFakes(t, p.dir, "proj/deep/er/d: good tools=x", "Proj/e: good tools=x")
 	const all = "a_pid a_sleep a_x b_x c_x d_x e_x lent_x stolen_x"
 	const inside = "a_pid a_sleep a_x d_x lent_x"
 	p.session(presentNothing).awaitTools(strings.Fields(all)...)
@@ -367,46 +367,6 @@ func TestScopeNeverWidens(t *testing.T) {
 		r.Header.Del(sessionHeader)
 	}, "404")
 	p.hidesCodes(t, code, "ABCDEF", "GHJKMN")
-}
-
-// A claim is for the folder of its name, whatever is moved there or away.
-func TestScopeFollowsNames(t *testing.T) {
-	long(t)
-	p := startProjects(t)
-	free, c := p.session(presentNothing), p.session(inHeader(p.code("/proj")))
-	rename := func(from, to string) { must(t, os.Rename(p.dir+from, p.dir+to)) }
-	link := func(to, from string) { must(t, os.Symlink(p.dir+to, p.dir+from)) }
-	outside := func(when string) {
-		t.Helper()
-		for _, name := range []string{"b_x", "c_x", "other-a_x", "new_x"} {
-			check(t, when+": "+name+" is listed", slices.Contains(c.tools(), name), false)
-			check(t, when+": "+name+" is called", c.call(name, "").failure() == "", false)
-		}
-	}
-	rename("/proj/a.usher", "/other/a.usher")
-	c.awaitTools()
-	outside("its module was moved out")
-	checkContains(t, "a call of the module that was moved out",
-		c.call("a_x", "").failure(), "unknown tool")
-	rename("/other/a.usher", "/proj/a.usher")
-	c.awaitTools(projTools...)
-	rename("/proj", "/old")
-	c.awaitTools()
-	outside("its folder was renamed")
-	link("/other", "/proj")
-	writeFake(t, p.dir+"/other/new.usher", "good tools=x")
-	free.awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "new_x")
-	outside("a link replaces its folder")
-	check(t, "tools through the link", c.tools(), []string{})
-	must(t, os.Remove(p.dir+"/proj"))
-	rename("/old", "/proj") // the claim is for the folder of this name
-	c.awaitTools(projTools...)
-	link("/other/b.usher", "/proj/linked.usher")
-	rename("/proj/a.usher", "/other/moved.usher")
-	link("/other/moved.usher", "/proj/a.usher")
-	free.awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "linked_x", "moved_pid",
-		"moved_sleep", "moved_x", "new_x")
-	c.awaitTools() // links to files elsewhere are outside
 }
 
 // The code comes from the first of three places that is not empty. No query that mentions a

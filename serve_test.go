@@ -10,7 +10,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
-	"log/slog"
 	"math/big"
 	"net/http"
 	"os"
@@ -114,15 +113,12 @@ func TestServeRefuses(t *testing.T) {
 // A daemon that has ended leaves no goroutine.
 func TestNoGoroutineIsLeft(t *testing.T) {
 	before := runtime.NumGoroutine()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	d := startDaemon(t, dir)
-	c := connect(t, d.URL)
+	c := oneFake(t)
 	_, hangUp := c.listen()
 	c.call("a_crash", "")
 	c.call("a_echo", "")
 	hangUp()
-	d.stop(t)
+	c.daemon.stop(t)
 	c.http.CloseIdleConnections()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	await(t, "all goroutines to end", func() bool {
@@ -150,7 +146,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	flags := &serveFlags{addr: "127.0.0.1:0", tlsCert: dir + "/cert", tlsKey: dir + "/key"}
-	d := &daemon{flags: flags, log: slog.New(slog.DiscardHandler)}
+	d := &daemon{flags: flags, log: quiet}
 	writeCertificate(t, dir, 1)
 	must(t, d.listen())
 	defer d.listener.Close()

@@ -147,37 +147,6 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 	})
 }
 
-// What the sessions of ended claims use counts for strangers.
-func TestEndedClaimsKeepNothing(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, b *bubble) {
-		var clients []*testClient
-		for range 2 {
-			claim, c := newClaimFor(t, b.base, "/w"), b.open(protocols[0])
-			c.Header.Set(claimHeader, claim.Code.Reveal())
-			c.ask("ping", "")
-			b.sessionLike(c)
-			defer b.begin(c.getRequest()).hangUp()
-			synctest.Wait()
-			own, err := b.server.gate.claims.Lookup(claim.Code)
-			must(t, err)
-			check(t, "sessions of the claim", b.sessionsOf(own), 2)
-			revoke(t, b.base, claim.Code)
-			pass(2 * watchInterval)
-			check(t, "sessions after its end", b.sessionsOf(own), 0)
-			c.Header.Del(claimHeader)
-			clients = append(clients, c)
-		}
-		check(t, "sessions of strangers", b.sessionsOf(strangers), 4)
-		b.unread = true
-		for _, c := range clients {
-			defer b.begin(echoRequest(10_000)(b, c)).hangUp()
-		}
-		synctest.Wait()
-		check(t, "their requests", b.server.requests.count(strangers), 2)
-	})
-}
-
 // claimOf returns the claim of the session with an id.
 func claimOf(t *testing.T, g *Gate, id string) claimID {
 	t.Helper()

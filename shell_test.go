@@ -59,7 +59,7 @@ func TestShellFunctions(t *testing.T) {
 		await(t, "the function to run", func() bool {
 			return strings.Contains(processes(), "stubborn")
 		})
-		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"stuck"}}`)
+		c.cancel(`"stuck"`)
 		<-stuck
 		await(t, "its processes to end", func() bool {
 			return !strings.Contains(processes(), "sleep 1000")

@@ -131,13 +131,6 @@ func headerOf(lines ...string) http.Header {
 	return h
 }
 
-// The keys of the published samples.
-var signatureKeys = map[string]string{
-	"github": "It's a Secret to Everybody", "stripe": "whsec_test_secret",
-	"slack":    "8f742231b10e8888abcd99yyyzzz85a5",
-	"standard": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
-}
-
 // slackBody is the request of Slack's "Verifying requests from Slack".
 const slackBody = "token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow" +
 	"&channel_id=G8PSS9T3V&channel_name=foobar" +
@@ -149,36 +142,36 @@ const slackBody = "token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=
 // The samples that the providers publish are good, and no other body is.
 func TestSignaturePublishedVectors(t *testing.T) {
 	for _, row := range []struct {
-		scheme, body string
-		at           int64
-		headers      []string
+		scheme, key, body string
+		at                int64
+		headers           []string
 	}{
 		// GitHub, "Validating webhook deliveries".
-		{"github", "Hello, World!", 0, []string{
+		{"github", "It's a Secret to Everybody", "Hello, World!", 0, []string{
 			"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
 		// Bitbucket, "Manage webhooks".
-		{"github", "Hello World!", 0, []string{
+		{"github", "It's a Secret to Everybody", "Hello World!", 0, []string{
 			"X-Hub-Signature: sha256=a4771c39fbe90f317c7824e83ddef3caae9cb3d976c214ace1f2937e133263c9"}},
 		// Stripe's own library for Node.js, stripe 23.1.0: generateTestHeaderString.
-		{"stripe", "{\"text\":\"é ☃\",\n \"a\" : 1}\n", 1700000000, []string{
+		{"stripe", "whsec_test_secret", "{\"text\":\"é ☃\",\n \"a\" : 1}\n", 1700000000, []string{
 			"Stripe-Signature: t=1700000000," +
 				"v1=b89916e4d9501dd75bf1ed032f65c6726aad6455694324984f36ec604846d6bb"}},
 		// Slack, "Verifying requests from Slack".
-		{"slack", slackBody, 1531420618, []string{"X-Slack-Request-Timestamp: 1531420618",
+		{"slack", "8f742231b10e8888abcd99yyyzzz85a5", slackBody, 1531420618, []string{
+			"X-Slack-Request-Timestamp: 1531420618",
 			"X-Slack-Signature: v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"}},
 		// Standard Webhooks, the specification's reference libraries.
-		{"standard", `{"test": 2432232314}`, 1614265330,
+		{"standard", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", `{"test": 2432232314}`, 1614265330,
 			[]string{"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek",
 				"webhook-timestamp: 1614265330",
 				"webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="}},
 	} {
-		key := signatureKeys[row.scheme]
 		now := time.Unix(row.at, 0)
-		must(t, verifySigned(row.scheme, key, headerOf(row.headers...), []byte(row.body), now))
+		must(t, verifySigned(row.scheme, row.key, headerOf(row.headers...), []byte(row.body), now))
 		for i := range row.body {
 			body := []byte(row.body)
 			body[i] ^= 1
-			if verifySigned(row.scheme, key, headerOf(row.headers...), body, now) == nil {
+			if verifySigned(row.scheme, row.key, headerOf(row.headers...), body, now) == nil {
 				t.Fatalf("%s: good with byte %d changed", row.scheme, i)
 			}
 		}
@@ -242,7 +235,7 @@ func TestSignatureIsRecent(t *testing.T) {
 	}
 }
 
-// signedModule has a method for each scheme, which is also its variable's name.
+// signedModule has a method for each scheme.
 func signedModule(t *testing.T) (dir string, env map[string]string) {
 	dir, env = t.TempDir(), map[string]string{}
 	tools := []fakeTool{{Name: "handlePlain"}, {Name: "handleRuns", Does: "runs"}}
@@ -374,9 +367,7 @@ func TestSignatureOfEachProvider(t *testing.T) {
 		}
 		tools = append(tools, fakeTool{Name: fmt.Sprint("handle", i), Doc: row[2]})
 	}
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", tools...)
-	d := daemonOptions{env: env}.startReady(t, dir, "-accept-signatures")
+	d := daemonOptions{env: env}.startTools(t, "-accept-signatures", tools...)
 	refusal := d.deliver(t, "no/such/path", `{}`).Body
 	for i, row := range rows {
 		t.Run(row[1], func(t *testing.T) {
@@ -410,15 +401,13 @@ func TestSignatureOfEachProvider(t *testing.T) {
 // usher itself answers the requests by which Zoom and Discord test the URL, if they are signed.
 func TestSignatureChallenges(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher",
-		fakeTool{Name: "handleZoom", Doc: "@signature zoom ZOOM_WEBHOOK_SECRET"},
-		fakeTool{Name: "handleDiscord", Doc: "@signature discord DISCORD_SIGNING_SECRET"})
 	env := map[string]string{
 		"ZOOM_WEBHOOK_SECRET":    "k",
 		"DISCORD_SIGNING_SECRET": shownKey("discord", "k"),
 	}
-	d := daemonOptions{env: env}.startReady(t, dir)
+	d := daemonOptions{env: env}.startTools(t, "",
+		fakeTool{Name: "handleZoom", Doc: "@signature zoom ZOOM_WEBHOOK_SECRET"},
+		fakeTool{Name: "handleDiscord", Doc: "@signature discord DISCORD_SIGNING_SECRET"})
 	const challenge = `{"event":"endpoint.url_validation","payload":{"plainToken":"qgg8vlvZRS6UYooatFL8Aw"}}`
 	answer := `{"plainToken":"qgg8vlvZRS6UYooatFL8Aw","encryptedToken":"` +
 		hex.EncodeToString(hmacOf("k", "qgg8vlvZRS6UYooatFL8Aw")) + `"}`

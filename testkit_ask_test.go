@@ -31,7 +31,7 @@ func askState(t *testing.T, a answer, n int) string {
 
 // goOn returns the params of a request that continues a call.
 func goOn(params, state, responses string) string {
-	list := members(json.RawMessage(params))
+	list := objectOf(params)
 	return string(append(list, withState(state, responses)...).encode())
 }
 
@@ -144,9 +144,8 @@ func (c *askClient) startCall(tool string, ask fakeAsk) (id string, answer <-cha
 // cancelCall cancels a call of the client's session.
 func (c *askClient) cancelCall(id string) {
 	c.t.Helper()
-	params := json.RawMessage(`{"requestId":` + id + `}`)
-	must(c.t,
-		c.post(c.t.Context(), encodeRequest(nil, "notifications/cancelled", members(params))))
+	params := object{{"requestId", json.RawMessage(id)}}
+	must(c.t, c.post(c.t.Context(), encodeRequest(nil, "notifications/cancelled", params)))
 }
 
 // listen opens the session's notification stream and takes its messages.
@@ -159,9 +158,13 @@ func (c *askClient) listen() {
 // takeAll takes the messages of a stream, to its end.
 func (c *askClient) takeAll(events <-chan event) {
 	for e := range events {
-		if e.data != "" {
-			c.take(e.msg())
-		}
+		c.takeEvent(e)
+	}
+}
+
+func (c *askClient) takeEvent(e event) {
+	if e.data != "" {
+		c.take(e.msg())
 	}
 }
 
@@ -274,10 +277,8 @@ func (c *askClient) send(ctx context.Context, id, method, params string) <-chan 
 	c.wait[id] = wait
 	c.mu.Unlock()
 	go func() {
-		if err := c.post(ctx,
-			encodeRequest(json.RawMessage(id), method,
-				members(rawOrNil(params)))); err != nil &&
-			ctx.Err() == nil {
+		err := c.post(ctx, encodeRequest(json.RawMessage(id), method, members(rawOrNil(params))))
+		if err != nil && ctx.Err() == nil {
 			c.t.Errorf("%s: %v", method, err)
 		}
 	}()
@@ -291,11 +292,10 @@ func (c *askClient) call(tool string, arguments any) json.RawMessage {
 	params := callParams(tool, arguments)
 	for range 100 {
 		var msg json.RawMessage
-		switch {
-		case c.meta == "":
+		if c.meta == "" {
 			msg = c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(params)))
-		default:
-			msg = c.roundOf(params)
+		} else {
+			msg = c.roundOf(params).last()
 		}
 		result := field(msg, "result")
 		if stringField(result, "resultType") != resultInput {
@@ -307,17 +307,17 @@ func (c *askClient) call(tool string, arguments any) json.RawMessage {
 	return nil
 }
 
-// roundOf makes one request of a client without a session over HTTP, and returns the answer.
-func (c *askClient) roundOf(params json.RawMessage) json.RawMessage {
+// roundOf makes one request of a client without a session over HTTP.
+func (c *askClient) roundOf(params json.RawMessage) answer {
 	c.t.Helper()
-	a, err := c.http.try(c.modernRequest(params))
+	a, err := c.http.try(c.http.modernPOST(c.nextID(), "tools/call", string(c.modern(params))))
 	if err != nil {
 		c.t.Errorf("POST: %v", err)
 	}
 	for _, msg := range a.Events[:max(len(a.Events)-1, 0)] {
 		c.take(msg)
 	}
-	return a.last()
+	return a
 }
 
 // get waits for an answer.
@@ -336,9 +336,8 @@ func (c *askClient) get(wait <-chan json.RawMessage) json.RawMessage {
 func (c *askClient) modern(params json.RawMessage) json.RawMessage {
 	params = setMeta(params, metaProtocol, quote(statelessProtocol))
 	params = setMeta(params, metaClientCaps, json.RawMessage(c.meta))
-	params = setMeta(params, metaClientInfo,
+	return setMeta(params, metaClientInfo,
 		object{{"name", quote(c.name)}, {"version", quote("1")}}.encode())
-	return params
 }
 
 // answered is params with answers to what a result asks.
@@ -359,24 +358,14 @@ func (c *askClient) answered(params, result json.RawMessage) json.RawMessage {
 // round makes one request to call a tool, as a client without a session does.
 func (c *askClient) round(tool string, arguments any, more ...member) answer {
 	c.t.Helper()
-	params := append(object{{"name", quote(tool)}, {"arguments", marshal(arguments)}},
-		more...).encode()
-	a, err := c.http.try(c.modernRequest(params))
-	if err != nil {
-		c.t.Errorf("POST: %v", err)
-	}
-	return a
-}
-
-func (c *askClient) modernRequest(params json.RawMessage) *http.Request {
-	return c.http.modernPOST(c.nextID(), "tools/call", string(c.modern(params)))
+	return c.roundOf(append(members(callParams(tool, arguments)), more...).encode())
 }
 
 // askOverPOST is a client with a session of a version over streamable HTTP.
 func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 	c := newAskClient(t, url, code)
 	c.http.begin(initializeWith(version, caps), presentNothing)
-	c.http.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	c.http.post(initialized)
 	c.post = func(ctx context.Context, msg []byte) error {
 		res, err := c.http.http.Do(c.http.request(http.MethodPost,
 			string(msg)).WithContext(ctx))
@@ -385,11 +374,7 @@ func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 		}
 		defer res.Body.Close()
 		if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-			readEvents(res.Body, func(e event) {
-				if e.data != "" {
-					c.take(e.msg())
-				}
-			})
+			readEvents(res.Body, c.takeEvent)
 			return nil
 		}
 		body, err := io.ReadAll(res.Body)
@@ -409,8 +394,8 @@ func askModern(t *testing.T, url, caps, code string) *askClient {
 }
 
 // askOverSSE is a client of HTTP+SSE.
-func askOverSSE(t *testing.T, url, caps, code string) *askClient {
-	c := newAskClient(t, url, code)
+func askOverSSE(t *testing.T, url, caps string) *askClient {
+	c := newAskClient(t, url, "")
 	sse := c.http.openSSE()
 	c.hangUp = sse.hangUp
 	go c.takeAll(sse.events)
@@ -427,7 +412,7 @@ func askOverSSE(t *testing.T, url, caps, code string) *askClient {
 
 // initialize sends initialize, and waits for the answer.
 func (c *askClient) initialize(version, caps string) {
-	params := field(json.RawMessage(initializeWith(version, caps)), "params")
+	params := field(initializeWith(version, caps), "params")
 	c.get(c.send(c.t.Context(), c.nextID(), "initialize", string(params)))
 }
 
@@ -461,7 +446,7 @@ var askWays = map[string]func(t *testing.T, url, dir, caps string) *askClient{
 	"2025-06-18": askInSession("2025-06-18"),
 	"2025-03-26": askInSession("2025-03-26"),
 	"HTTP+SSE": func(t *testing.T, url, _, caps string) *askClient {
-		return askOverSSE(t, url, caps, "")
+		return askOverSSE(t, url, caps)
 	},
 	"2026-07-28": func(t *testing.T, url, _, caps string) *askClient {
 		return askModern(t, url, caps, "")

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -65,7 +64,7 @@ func runInBubble(t *testing.T, name string, test func(*testing.T, *bubble)) {
 func (b *bubble) start(t *testing.T) {
 	t.Helper()
 	claims := openClaims(b.base + "/.data")
-	log := slog.New(slog.DiscardHandler)
+	log := quiet
 	b.m = module(t, "/w/m.usher:m ask need stay wait")
 	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
 		return b.worker(owner), nil
@@ -143,7 +142,7 @@ func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
 func testWorker(module string, owner *Caller) *Worker {
 	return newWorker(context.Background(), workerConfig{
 		module:      module,
-		log:         slog.New(slog.DiscardHandler),
+		log:         quiet,
 		owner:       owner,
 		listChanged: func(*Worker) {},
 	})
@@ -191,7 +190,7 @@ func (b *bubble) play(w *Worker, line []byte) {
 	case msg.Method == "tools/call" && b.native:
 		const result = `{"resultType":"input_required","requestState":"s","inputRequests":` +
 			`{"q":{"method":"elicitation/create","params":{"message":"well?"}}}}`
-		w.handle(&Message{ID: id, Result: members(json.RawMessage(result))})
+		w.handle(&Message{ID: id, Result: objectOf(result)})
 	case msg.Method == "tools/call":
 		b.tools[string(id)] = name
 		const params = `{"message":"well?","requestedSchema":{"type":"object","properties":{}},` +
@@ -199,7 +198,7 @@ func (b *bubble) play(w *Worker, line []byte) {
 		w.handle(&Message{
 			ID:     json.RawMessage(`"of ` + string(id) + `"`),
 			Method: "elicitation/create",
-			Params: members(json.RawMessage(fmt.Sprintf(params, metaCall, id))),
+			Params: objectOf(fmt.Sprintf(params, metaCall, id)),
 		})
 	case msg.Method == "": // an answer
 		call := strings.Trim(strings.TrimPrefix(string(id), `"of `), `"`)
@@ -252,14 +251,6 @@ func (b *bubble) hears() string {
 	}
 	b.sent = nil
 	return strings.Join(lines, "\n")
-}
-
-// sessionsOf returns how many sessions of a principal are in memory.
-func (b *bubble) sessionsOf(p *Principal) int {
-	table := b.server.gate.sessions
-	table.mu.Lock()
-	defer table.mu.Unlock()
-	return len(table.own[p])
 }
 
 // suspended returns how many calls wait for input of clients without sessions.
@@ -404,7 +395,7 @@ func newPool(name string, perSession bool, start func(owner *Caller) (*Worker, e
 		ctx:        ctx,
 		cancel:     cancel,
 		source:     source{Name: name},
-		log:        slog.New(slog.DiscardHandler),
+		log:        quiet,
 		perSession: perSession,
 		running:    new(sync.WaitGroup),
 		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
@@ -425,14 +416,6 @@ func (p *pool) close() {
 	}
 	p.mu.Unlock()
 	p.running.Wait()
-}
-
-// startsSlowly has the processes of m take so long to start.
-func (b *bubble) startsSlowly(start time.Duration) {
-	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
-		pass(start)
-		return b.worker(owner), nil
-	})
 }
 
 // module makes a module out of "PATH:NAME tool tool", below the hosted DIR /w. A "!" before

@@ -37,6 +37,8 @@ const initialize = `{"jsonrpc":"2.0","id":"init","method":"initialize","params":
 
 func initializeAs(version string) string { return initializeWith(version, `{}`) }
 
+const initialized = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
+
 // initializeWith begins a session of a version, by a client with these capabilities.
 func initializeWith(version, caps string) string {
 	return strings.NewReplacer("2025-11-25", version, `"capabilities":{}`,
@@ -66,8 +68,7 @@ func connect(t *testing.T, url string) *testClient {
 	if c.Session == "" {
 		t.Fatal("initialize: no session")
 	}
-	if a := c.post(`{"jsonrpc":"2.0",` +
-		`"method":"notifications/initialized"}`); a.Status != http.StatusAccepted {
+	if a := c.post(initialized); a.Status != http.StatusAccepted {
 		t.Fatalf("initialized: %d %s", a.Status, a.Body)
 	}
 	return c
@@ -124,11 +125,20 @@ func (a answer) last() json.RawMessage {
 	return a.Events[len(a.Events)-1]
 }
 
-// field returns the value under key in a JSON object, or nil.
-func field(raw json.RawMessage, key string) json.RawMessage { return members(raw).get(key) }
+// field returns the value under the last of keys in a JSON object, the others lead to it, or nil.
+func field[T ~[]byte | ~string](raw T, keys ...string) json.RawMessage {
+	value := json.RawMessage(raw)
+	for _, key := range keys {
+		value = members(value).get(key)
+	}
+	return value
+}
 
-// stringField returns the string under key in a JSON object, or "".
-func stringField(raw json.RawMessage, key string) string { return members(raw).text(key) }
+// stringField is field for a string, or "".
+func stringField[T ~[]byte | ~string](raw T, keys ...string) string {
+	last := len(keys) - 1
+	return members(field(raw, keys[:last]...)).text(keys[last])
+}
 
 // withMember returns a JSON object with key set to value.
 func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
@@ -245,6 +255,23 @@ func (c *testClient) ask(method, params string) answer {
 	return c.post(c.message(method, params))
 }
 
+// asking returns a request by POST.
+func (c *testClient) asking(method, params string) *http.Request {
+	return c.request(http.MethodPost, c.message(method, params))
+}
+
+// cancel cancels the request with an id, which is JSON.
+func (c *testClient) cancel(id string) {
+	c.t.Helper()
+	c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
+}
+
+// awaitText waits until a call of a tool returns a text.
+func (c *testClient) awaitText(tool, arguments, want string) {
+	c.t.Helper()
+	await(c.t, tool+" to return "+want, func() bool { return c.call(tool, arguments).text() == want })
+}
+
 func (c *testClient) message(method, params string) string {
 	c.mu.Lock()
 	c.id++
@@ -301,7 +328,7 @@ func (c *testClient) awaitTools(want ...string) {
 // changes, or its status.
 func listTools(c *testClient, present func(*http.Request)) string {
 	c.t.Helper()
-	req := c.request(http.MethodPost, c.message("tools/list", ""))
+	req := c.asking("tools/list", "")
 	present(req)
 	return c.do(req).toolNames()
 }
@@ -322,7 +349,7 @@ const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 func (c *testClient) modernPOST(id, method, params string) *http.Request {
 	c.t.Helper()
 	own := members(field(rawOrNil(params), "_meta"))
-	meta := members(json.RawMessage("{" + modernMeta + "}"))
+	meta := objectOf("{" + modernMeta + "}")
 	for _, f := range own {
 		meta = meta.set(f.key, f.value)
 	}
@@ -495,8 +522,7 @@ func wantEvent(t *testing.T, events <-chan event, want ...string) event {
 // get opens a stream by a GET that present changes.
 func (c *testClient) get(present ...func(*http.Request)) (*http.Response, <-chan event, func()) {
 	c.t.Helper()
-	req := c.request(http.MethodGet, "")
-	req.Header.Set("Accept", "text/event-stream")
+	req := c.getRequest()
 	presentAll(present...)(req)
 	return openStream(c.t, req)
 }
@@ -560,10 +586,9 @@ func (c *sseClient) ask(method, params string) json.RawMessage {
 		c.t.Fatalf("%s: %d %s", method, a.Status, a.Body)
 	}
 	for {
-		if e := wantEvent(c.t,
-			c.events); string(field(e.msg(),
-			"id")) == string(field(json.RawMessage(text), "id")) {
-			return e.msg()
+		msg := wantEvent(c.t, c.events).msg()
+		if string(field(msg, "id")) == string(field(text, "id")) {
+			return msg
 		}
 	}
 }
@@ -591,15 +616,6 @@ func startStdio(t *testing.T, dir string) (in io.WriteCloser, out *lineReader, e
 
 func setHeader(name string, values ...string) func(*http.Request) {
 	return func(r *http.Request) { r.Header[http.CanonicalHeaderKey(name)] = values }
-}
-
-// addHeader adds several headers of one name.
-func addHeader(name string, values ...string) func(*http.Request) {
-	return func(r *http.Request) {
-		for _, value := range values {
-			r.Header.Add(name, value)
-		}
-	}
 }
 
 func rpcText(method, params string) string {

@@ -9,10 +9,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -23,7 +20,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 )
@@ -82,6 +78,14 @@ func (o daemonOptions) startReady(t *testing.T, dir string, flags ...string) *te
 	return d
 }
 
+// startTools is startReady for a workspace with a module, m, that has these tools.
+func (o daemonOptions) startTools(t *testing.T, flags string, tools ...fakeTool) *testDaemon {
+	t.Helper()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", tools...)
+	return o.startReady(t, dir, strings.Fields(flags)...)
+}
+
 // listening matches the record with a daemon's address.
 var listening = regexp.MustCompile(`listening.*url[=":]+([^"\s]+)`)
 
@@ -89,7 +93,14 @@ var listening = regexp.MustCompile(`listening.*url[=":]+([^"\s]+)`)
 // looked at them. One may have the trait shared, written first: see writeShared.
 func startFakes(t *testing.T, fakes ...string) *testDaemon {
 	t.Helper()
-	dir := t.TempDir()
+	dir := tempDir(t)
+	writeFakes(t, dir, fakes...)
+	return daemonOptions{}.startReady(t, dir)
+}
+
+// writeFakes writes fakes into a folder, each written "NAME: TRAITS".
+func writeFakes(t *testing.T, dir string, fakes ...string) {
+	t.Helper()
 	for _, fake := range fakes {
 		name, traits, _ := strings.Cut(fake, ": ")
 		if rest, shared := strings.CutPrefix(traits, "shared "); shared {
@@ -98,8 +109,6 @@ func startFakes(t *testing.T, fakes ...string) *testDaemon {
 			writeFake(t, dir+"/"+name+".usher", traits)
 		}
 	}
-	d := daemonOptions{}.startReady(t, dir)
-	return d
 }
 
 // launch is start without waiting.
@@ -211,14 +220,6 @@ func (d *testDaemon) wait(t *testing.T) int {
 	}
 }
 
-// serveStatus runs usher serve until it ends by itself, or is ready.
-func serveStatus(t *testing.T, env map[string]string, flags ...string) (code int, said string) {
-	t.Helper()
-	d := daemonOptions{env: env}.launch(t, t.TempDir(), flags...)
-	d.awaitReady(t)
-	return d.stop(t), d.Out.String() + d.Log.String()
-}
-
 // randomID matches the ids of requests, and the beginnings of the ids of sessions, which may
 // contain a part of a code by chance.
 var randomID = regexp.MustCompile(`\b[A-Z2-7]{8}([A-Z2-7]{18}\b|…)`)
@@ -259,9 +260,7 @@ func modulesOf(t *testing.T, dir string, env map[string]string) string {
 // openStore opens the claim store of a daemon's base folder.
 func openStore(t *testing.T, base string) *ClaimStore {
 	t.Helper()
-	store := openClaims(base + "/.data")
-	t.Cleanup(store.Close)
-	return store
+	return testStore(t, base+"/.data")
 }
 
 func newClaimFor(t *testing.T, base, dir string) Claim {
@@ -284,29 +283,12 @@ func revoke(t *testing.T, base string, code Code) {
 	must(t, err)
 }
 
-// expire makes claims expire now.
-func expire(t *testing.T, base string, codes ...Code) {
-	t.Helper()
-	raw := readFile(t, base+"/.data/claims.json")
-	var records []map[string]any
-	must(t, json.Unmarshal(raw, &records))
-	for _, r := range records {
-		if slices.Contains(codes, Code(fmt.Sprint(r["code"]))) {
-			r["expiresAt"] = time.Now().Add(-time.Second).UTC()
-		}
-	}
-	write(t, base+"/.data/claims.json.new", string(marshal(records)))
-	must(t, os.Rename(base+"/.data/claims.json.new", base+"/.data/claims.json"))
-}
-
 // twoProjects writes a workspace of two projects with a module each, and a third folder
 // whose name begins with the first's.
 func twoProjects(t *testing.T) string {
 	t.Helper()
 	dir := tempDir(t)
-	writeFake(t, dir+"/proj/a.usher", "good tools=x,sleep,pid")
-	writeFake(t, dir+"/other/b.usher", "good tools=x")
-	writeFake(t, dir+"/projX/c.usher", "good tools=x")
+	writeFakes(t, dir, "proj/a: good tools=x,sleep,pid", "other/b: good tools=x", "projX/c: good tools=x")
 	return dir
 }
 
@@ -354,6 +336,11 @@ func (d *testDaemon) send(t *testing.T, method, path, body string, headers ...st
 	must(t, err)
 	res, err := hookClient.Do(req)
 	must(t, err)
+	return readAnswer(t, res)
+}
+
+func readAnswer(t *testing.T, res *http.Response) answer {
+	t.Helper()
 	defer res.Body.Close()
 	text, err := io.ReadAll(res.Body)
 	must(t, err)
@@ -372,30 +359,20 @@ func (d *testDaemon) address() string {
 	return strings.Trim(strings.TrimPrefix(d.URL, "http:"), "/")
 }
 
-// raw sends bytes unchanged and reads the answer, which may come before all of rest has
-// been sent.
-func (d *testDaemon) raw(t *testing.T, request string, rest io.Reader) answer {
+// raw sends bytes unchanged and reads the answer.
+func (d *testDaemon) raw(t *testing.T, request string) answer {
 	t.Helper()
 	conn, err := net.Dial("tcp", d.address())
 	must(t, err)
-	conn.SetDeadline(time.Now().Add(bodyTimeout + patience))
-	var sent sync.WaitGroup
-	sent.Go(func() {
-		io.WriteString(conn, request)
-		if rest != nil {
-			io.Copy(conn, rest)
-		}
-	})
-	defer sent.Wait()
 	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(bodyTimeout + patience))
+	io.WriteString(conn, request)
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Errorf("%.120q: %v", request, err)
 		return answer{}
 	}
-	text, _ := io.ReadAll(res.Body)
-	res.Body.Close()
-	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}
+	return readAnswer(t, res)
 }
 
 // checkError checks an answer that is an error: its status, its form, its headers.
@@ -406,7 +383,7 @@ func checkError(t *testing.T, what string, a answer, status int) {
 		return
 	}
 	check(t, what+": the body has an error",
-		stringField(json.RawMessage(a.Body), "error") != "", true)
+		stringField(a.Body, "error") != "", true)
 	checkContains(t, what+": Content-Type", a.Header.Get("Content-Type"), "application/json")
 	checkHeaders(t, what, a)
 }
@@ -422,18 +399,8 @@ func checkHeaders(t *testing.T, what string, a answer) {
 func (d *testDaemon) runs(t *testing.T, module, tool string) int {
 	t.Helper()
 	a := d.deliver(t, module+"/handleRuns", `{}`, shown)
-	n, _ := strconv.Atoi(string(field(json.RawMessage(a.Body), tool)))
+	n, _ := strconv.Atoi(string(field(a.Body, tool)))
 	return n
-}
-
-// namesOf is the names of a fake's tools.
-func namesOf(module string) []string {
-	var names []string
-	for name := range strings.SplitSeq(usualTools, ",") {
-		names = append(names, module+"_"+name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // What lists of tools contain: in all of twoProjects, in its folders, or what a
@@ -534,9 +501,8 @@ func checkRefused(t *testing.T, a answer, says string) {
 // testGate returns a gate over the claims and the session key of a data folder.
 func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
 	t.Helper()
-	log := slog.New(slog.DiscardHandler)
-	store := openClaims(data)
-	t.Cleanup(store.Close)
+	log := quiet
+	store := testStore(t, data)
 	key, err := readSessionKey(data, log)
 	must(t, err)
 	return newGate(store, key, require, log), store

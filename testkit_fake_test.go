@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -29,7 +30,6 @@ func writeFake(t *testing.T, path, traits string, tools ...fakeTool) {
 		traits += " " + fakeTools(t, tools...)
 	}
 	write(t, path+".new", fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s'\n", runAsFake, traits, exe))
-	must(t, os.Chmod(path+".new", 0o755))
 	must(t, os.Rename(path+".new", path))
 }
 
@@ -37,14 +37,6 @@ func writeFake(t *testing.T, path, traits string, tools ...fakeTool) {
 func writeTools(t *testing.T, path string, tools ...fakeTool) {
 	t.Helper()
 	writeFake(t, path, "fixed", tools...)
-}
-
-// writeConfig writes a .mcp.json that names one server, a fake.
-func writeConfig(t *testing.T, path, name, traits string) {
-	t.Helper()
-	exe := testBinary(t)
-	const form = `{"mcpServers":{%q:{"command":%q,"env":{%q:%q}}}}`
-	write(t, path, fmt.Sprintf(form, name, exe, runAsFake, traits))
 }
 
 // writeShared adds a fake, one process of which serves all callers, to the .mcp.json of a folder.
@@ -213,12 +205,14 @@ func (f *fakeServer) handle(msg *Message) {
 	case msg.Method == "tools/call":
 		f.begin(msg)
 	case msg.isRequest():
+		code := codeNoMethod
+		if f.has("prompts") {
+			code = -32603
+		}
 		if result := f.answer(msg); result != nil {
 			f.send(encodeResult(msg.ID, members(result)))
-		} else if f.has("prompts") {
-			f.send(encodeError(msg.ID, rpcErrorf(-32603, "no %s", msg.Method)))
 		} else {
-			f.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "no %s", msg.Method)))
+			f.send(encodeError(msg.ID, rpcErrorf(code, "no %s", msg.Method)))
 		}
 	}
 }
@@ -425,18 +419,15 @@ func (c *fakeCall) number(key string) int {
 }
 
 func textResult(s string) json.RawMessage {
-	return append(append([]byte(`{"content":[{"type":"text","text":`), quote(s)...), "}]}"...)
+	return json.RawMessage(`{"content":[` + block(s) + `]}`)
 }
 
 // result does what the tool does, and returns its result; nil if the call was cancelled.
 func (c *fakeCall) result() json.RawMessage {
 	f := c.f
 	switch c.tool.Does {
-	case "", "return":
-		if c.args == nil {
-			return toolResult(json.RawMessage(`{}`)).encode()
-		}
-		return toolResult(c.args).encode()
+	case "":
+		return toolResult(rawOrNil(cmp.Or(string(c.args), "{}"))).encode()
 	case "result":
 		return field(c.args, "result")
 	case "sleep":
@@ -457,7 +448,7 @@ func (c *fakeCall) result() json.RawMessage {
 		select {}
 	case "progress":
 		for i := range c.number("n") {
-			c.progress(i+1, "")
+			c.progress(i + 1)
 			if i+1 == c.number("hold") {
 				<-c.gate
 			}
@@ -512,12 +503,9 @@ func (c *fakeCall) wait(said string, timer <-chan time.Time, gate <-chan struct{
 	return textResult(string(c.params))
 }
 
-func (c *fakeCall) progress(n int, message string) {
-	token := field(field(c.params, "_meta"), "progressToken")
+func (c *fakeCall) progress(n int) {
+	token := field(c.params, "_meta", "progressToken")
 	params := object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}}
-	if message != "" {
-		params = append(params, member{"message", quote(message)})
-	}
 	c.f.notify("notifications/progress", params.encode())
 }
 
@@ -573,7 +561,7 @@ func (f *fakeServer) askForm(msg *Message) {
 		result = `{"contents":[{"text":` + string(said) + `,"uri":` +
 			string(msg.Params.get("uri")) + `}]}`
 	}
-	f.send(encodeResult(msg.ID, members(json.RawMessage(result))))
+	f.send(encodeResult(msg.ID, objectOf(result)))
 }
 
 // fakeAnswer returns an answer as JSON.
@@ -638,7 +626,7 @@ func (c *fakeCall) requireInput() []byte {
 		result := textResult("[" + strings.Join(got, ",") + "]")
 		return encodeResult(c.id, members(result).set("resultType", quote(resultComplete)))
 	}
-	caps := parseClientCaps(members(field(field(c.params, "_meta"), metaClientCaps)))
+	caps := parseClientCaps(members(field(c.params, "_meta", metaClientCaps)))
 	var requests object
 	for i, wish := range a.Asks {
 		lacked, _ := caps.checkAsk(wish.Method, members(wish.Params))

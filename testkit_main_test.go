@@ -79,6 +79,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -90,6 +91,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -197,15 +199,19 @@ func await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// write writes a file, and makes the folders above it.
+// write writes a file, and makes the folders above it. A script that says what runs it can be run.
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	mode := os.FileMode(0o644)
+	if strings.HasPrefix(text, "#!") {
+		mode = 0o755
+	}
 	// A process that another test starts meanwhile would inherit the open file, and a file
 	// that is open for writing can't be run: "text file busy".
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	must(t, os.WriteFile(path, []byte(text), 0o644))
+	must(t, os.WriteFile(path, []byte(text), mode))
 }
 
 func readFile(t testing.TB, path string) []byte {
@@ -293,10 +299,7 @@ func setMeta(params json.RawMessage, key string, value json.RawMessage) json.Raw
 }
 
 // objectOf returns the members of a JSON object.
-func objectOf(text string) object {
-	list := members(json.RawMessage(text))
-	return list
-}
+func objectOf(text string) object { return members(json.RawMessage(text)) }
 
 // need skips a test whose program is not installed. In CI the test fails.
 func need(t *testing.T, program string) {
@@ -321,6 +324,13 @@ func lack(t *testing.T, what string) {
 		t.Fatalf("CI needs %s", what)
 	}
 	skip(t, "needs "+what)
+}
+
+// checkExists checks whether there is a file.
+func checkExists(t *testing.T, path string, want bool) {
+	t.Helper()
+	_, err := os.Lstat(path)
+	check(t, path+" exists", err == nil, want)
 }
 
 func folderNames(t testing.TB, dir string) []string {
@@ -358,7 +368,7 @@ var masks = []struct {
 
 // without is a JSON object without one of its members.
 func without(raw, key string) string {
-	list := members(json.RawMessage(raw))
+	list := objectOf(raw)
 	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
 }
 
@@ -460,10 +470,20 @@ func slowTests(quick, full int) int {
 	return quick
 }
 
+// runSynced runs a subtest in which time passes only when all wait.
+func runSynced(t *testing.T, name string, test func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
+
 const (
 	goHead = "//go:build usher\n\npackage main\n\n"
 	goMod  = "module example.com/tree\n\ngo 1.22\n"
 )
+
+// quiet discards what is logged.
+var quiet = slog.New(slog.DiscardHandler)
+
+func logTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
 
 type zeros struct{}
 

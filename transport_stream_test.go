@@ -39,8 +39,7 @@ func TestStreamsEndWithClaim(t *testing.T) {
 	free := p.session(presentNothing)
 	free.tools()
 	control, _ := free.listen()
-	writeFake(t, p.dir+"/proj/newer.usher", "good tools=x")
-	writeFake(t, p.dir+"/other/newer.usher", "good tools=x")
+	writeFakes(t, p.dir, "proj/newer: good tools=x", "other/newer: good tools=x")
 	hear(t, control, changedTools)
 	checkEnded(t, c)
 	last, _ := c.listen()
@@ -58,8 +57,7 @@ func checkEnded(t *testing.T, c *testClient) {
 	check(t, "the id of a session that it begins", again.Header.Get(sessionHeader), "")
 	checkContains(t, "a session that it begins", again.failure(),
 		"claim of this session has ended")
-	for _, method := range []string{"tools/list", "prompts/list", "resources/list",
-		"resources/templates/list"} {
+	for _, method := range lists {
 		checkContains(t, method, c.ask(method, "").Body, ":[]}")
 	}
 	for method, params := range map[string]string{
@@ -117,7 +115,7 @@ func TestListenersHearOfChanges(t *testing.T) {
 		result := field(last[0].msg(), "result")
 		check(t, "id", string(field(last[0].msg(), "id")), id)
 		check(t, "resultType", stringField(result, "resultType"), resultComplete)
-		check(t, "subscription", string(field(field(result, "_meta"), metaSubscription)), id)
+		check(t, "subscription", string(field(result, "_meta", metaSubscription)), id)
 	}
 }
 
@@ -152,8 +150,7 @@ func TestListenersStayInTheirScope(t *testing.T) {
 func TestSubscriptionsBelongToSessions(t *testing.T) {
 	long(t)
 	p := startProjects(t)
-	writeFake(t, p.dir+"/proj/r.usher", "good tools=touch res=r")
-	writeFake(t, p.dir+"/other/o.usher", "good tools=touch res=o")
+	writeFakes(t, p.dir, "proj/r: good tools=touch res=r", "other/o: good tools=touch res=o")
 	writeShared(t, p.dir+"/proj", "s", "good tools=x res=s")
 	free := connect(t, p.URL)
 	await(t, "the modules", func() bool { return len(free.tools()) == 8 })

@@ -3,8 +3,8 @@
 package main
 
 import (
+	"cmp"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -18,11 +18,11 @@ func TestPanicEndsRequest(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		var out output
 		c := b.open(protocols[0])
-		log := slog.New(slog.NewTextHandler(&out, nil))
+		log := logTo(&out)
 		good := b.server.modules
 		b.server.log, b.server.modules = log, fixedRegistry(nil)
-		hooks := &Webhooks{modules: b.server.modules, memory: b.server.memory, log: log,
-			webhookConfig: webhookConfig{open: true}}
+		hooks := webhooksOf(b.server.modules)
+		hooks.log = log
 		for what, ask := range map[string]func() string{
 			"a list": func() string { return c.ask("tools/list", "").Body },
 			"a call": func() string { return c.call("m_m", "").Body },
@@ -32,6 +32,7 @@ func TestPanicEndsRequest(t *testing.T) {
 			"a webhook": func() string {
 				w := httptest.NewRecorder()
 				req := httptest.NewRequest(http.MethodPost, "/webhook/m/x", nil)
+				setHeaders(req, shown)
 				hooks.ServeHTTP(w, req)
 				return w.Body.String()
 			},
@@ -76,158 +77,68 @@ func TestThereIsNoLogin(t *testing.T) {
 	checkOmits(t, "the log", d.Log.String(), "well-known", "register")
 }
 
-// badRequest is a request, bad or not. It is a ping by POST unless it says otherwise.
+// badRequest is a request, bad or not.
 type badRequest struct {
-	name   string
-	method string
-	path   string
-	header string // "Name: value", or "Name:" to leave one out
-	body   string
-	status int
-	says   string
+	name    string
+	request string // "METHOD path", "Name: value", or "Name:" to leave a header out; else a POST
+	body    string // a ping if empty
+	status  int
+	says    string
 }
 
 func badRequests() []badRequest {
 	call := func(arguments string) string {
 		return rpcText("tools/call", `{"name":"a_echo","arguments":`+arguments+`}`)
 	}
+	ping := func(x string) string { return rpcText("ping", `{"x":`+x+`}`) }
 	deep := strings.Repeat("[", 10_001) + strings.Repeat("]", 10_001)
 	lines := strings.ReplaceAll(call(`{"x":1}`), ",", ",\n")
+	const modern = "MCP-Protocol-Version: 2026-07-28"
 	return []badRequest{
-		{name: "a ping", status: 200, says: `{"jsonrpc":"2.0","id":1,"result":{}}`},
-		{name: "malformed JSON", body: `{"jsonrpc":"2.0",`, status: 400, says: `"code":-32700`},
-		{
-			name:   "invalid UTF-8",
-			body:   rpcText("pi\xffng", "{}"),
-			status: 400,
-			says:   "not valid UTF-8",
-		},
-		{
-			name:   "10,000 levels",
-			body:   rpcText("ping", `{"x":`+deep+`}`),
-			status: 400,
-			says:   `"code":-32700`,
-		},
-		{name: "a body over the limit",
-			body: rpcText("ping", `{"x":"`+strings.Repeat("x", 1<<20)+`"}`), status: 413,
-			says: "1 MiB (-max-body)"},
-		{name: "no JSON-RPC version", body: `{"id":1,"method":"ping"}`, status: 400,
-			says: `"id":1,"error":{"code":-32600`},
-		{
-			name:   "params that are a list",
-			body:   rpcText("ping", "[]"),
-			status: 400,
-			says:   "params must be an object",
-		},
-		{name: "an id that is null",
-			body: `{"jsonrpc":"2.0","id":null,"method":"ping"}`, status: 400,
-			says: "id must be"},
-		{
-			name:   "a long id",
-			body:   `{"jsonrpc":"2.0","id":"` + strings.Repeat("x", maxID) + `","method":"ping"}`,
-			status: 400,
-			says:   "id is longer than 16 KiB",
-		},
-		{
-			name:   "an unknown method",
-			body:   rpcText("nope", "{}"),
-			status: 200,
-			says:   `"code":-32601`,
-		},
-		{name: "a message in several lines", body: lines, status: 200, says: `{\"x\":1}`},
-		{
-			name:   "an unknown notification",
-			body:   `{"jsonrpc":"2.0","method":"notifications/nope"}`,
-			status: 202,
-		},
-		{name: "an unknown tool", body: rpcText("tools/call", `{"name":"nope"}`), status: 200,
-			says: `"code":-32602,"message":"unknown tool \"nope\""`},
-		{
-			name:   "a list as arguments",
-			body:   call("[]"),
-			status: 200,
-			says:   "arguments must be an object",
-		},
-		{name: "an unknown resource",
-			body: rpcText("resources/read", `{"uri":"x://y"}`), status: 200,
-			says: `"code":-32002`},
-		{name: "another content type", header: "Content-Type: text/plain", status: 415},
-		{name: "an Accept of neither", header: "Accept: text/html", status: 200, says: `"result":{}`},
-		{name: "no Accept", header: "Accept:", status: 200, says: `"result":{}`},
-		{name: "an Accept with streams first",
-			header: "Accept: text/event-stream, application/json", status: 200, says: `"result":{}`},
-		{
-			name:   "an unknown version",
-			header: "MCP-Protocol-Version: 1999-01-01",
-			status: 400,
-			says:   "1999-01-01",
-		},
-		{
-			name:   "no session",
-			header: "Mcp-Session-Id:",
-			status: 400,
-			says:   "send initialize first",
-		},
-		{name: "a forged session", header: "Mcp-Session-Id: " + strings.Repeat("A", 75),
-			status: 404,
-			says:   "send initialize again"},
-		{
-			name:   "a foreign Host",
-			header: "Host: evil.example",
-			status: 403,
-			says:   "-allow-host evil.example",
-		},
-		{name: "a Host that was allowed", header: "Host: usher.example:8443", status: 200},
-		{name: "a foreign Origin", header: "Origin: https://evil.example", status: 403,
-			says: "-allow-origin https://evil.example"},
-		{name: "an Origin of null", header: "Origin: null", status: 403},
-		{
-			name:   "an Origin that was allowed",
-			header: "Origin: https://app.example",
-			status: 200,
-		},
-		{
-			name:   "an Origin on this machine",
-			header: "Origin: http://localhost:5173",
-			status: 200,
-		},
-		{name: "another site's form", header: "Sec-Fetch-Site: cross-site", status: 403},
-		{
-			name:   "another site's picture",
-			method: "GET",
-			header: "Sec-Fetch-Site: cross-site",
-			status: 403,
-		},
-		{
-			name:   "a GET of 2026-07-28",
-			method: "GET",
-			header: "MCP-Protocol-Version: 2026-07-28",
-			status: 405,
-		},
-		{name: "a notification of that revision", header: "MCP-Protocol-Version: 2026-07-28",
-			body: `{"jsonrpc":"2.0","method":"notifications/x"}`, status: 202},
-		{name: "a response of that revision", header: "MCP-Protocol-Version: 2026-07-28",
-			body: `{"jsonrpc":"2.0","id":1,"result":{}}`, status: 400},
-		{name: "HEAD", method: "HEAD", status: 405},
-		{name: "PUT", method: "PUT", status: 405, says: "POST, GET, DELETE"},
-		{name: "an unknown path", path: "nope", status: 404, says: `"error"`},
-		{
-			name:   "a path with two slashes",
-			path:   "/mcp?claim=R3K9QZ",
-			status: 404,
-			says:   `"error"`,
-		},
-		{name: "a GET without Accept", method: "GET", header: "Accept:", status: 406},
-		{
-			name:   "a browser's GET",
-			method: "GET",
-			header: "Accept: text/html,*/*;q=0.8",
-			status: 200,
-		},
-		{name: "a huge header", header: "X-Big: " + strings.Repeat("x", 24<<10), status: 431},
-		{name: "health, with any Host", method: "GET", path: "healthz",
-			header: "Host: probe.example", status: 200,
-			says: "ok"},
+		{"a ping", "", "", 200, `{"jsonrpc":"2.0","id":1,"result":{}}`},
+		{"malformed JSON", "", `{"jsonrpc":"2.0",`, 400, `"code":-32700`},
+		{"invalid UTF-8", "", rpcText("pi\xffng", "{}"), 400, "not valid UTF-8"},
+		{"10,000 levels", "", ping(deep), 400, `"code":-32700`},
+		{"a body over the limit", "", ping(`"` + strings.Repeat("x", 1<<20) + `"`), 413, "1 MiB (-max-body)"},
+		{"no JSON-RPC version", "", `{"id":1,"method":"ping"}`, 400, `"id":1,"error":{"code":-32600`},
+		{"params that are a list", "", rpcText("ping", "[]"), 400, "params must be an object"},
+		{"an id that is null", "", `{"jsonrpc":"2.0","id":null,"method":"ping"}`, 400, "id must be"},
+		{"a long id", "", `{"jsonrpc":"2.0","id":"` + strings.Repeat("x", maxID) + `","method":"ping"}`, 400,
+			"id is longer than 16 KiB"},
+		{"an unknown method", "", rpcText("nope", "{}"), 200, `"code":-32601`},
+		{"a message in several lines", "", lines, 200, `{\"x\":1}`},
+		{"an unknown notification", "", `{"jsonrpc":"2.0","method":"notifications/nope"}`, 202, ""},
+		{"an unknown tool", "", rpcText("tools/call", `{"name":"nope"}`), 200,
+			`"code":-32602,"message":"unknown tool \"nope\""`},
+		{"a list as arguments", "", call("[]"), 200, "arguments must be an object"},
+		{"an unknown resource", "", rpcText("resources/read", `{"uri":"x://y"}`), 200, `"code":-32002`},
+		{"another content type", "Content-Type: text/plain", "", 415, ""},
+		{"an Accept of neither", "Accept: text/html", "", 200, `"result":{}`},
+		{"no Accept", "Accept:", "", 200, `"result":{}`},
+		{"an Accept with streams first", "Accept: text/event-stream, application/json", "", 200,
+			`"result":{}`},
+		{"an unknown version", "MCP-Protocol-Version: 1999-01-01", "", 400, "1999-01-01"},
+		{"no session", "Mcp-Session-Id:", "", 400, "send initialize first"},
+		{"a forged session", "Mcp-Session-Id: " + strings.Repeat("A", 75), "", 404, "send initialize again"},
+		{"a foreign Host", "Host: evil.example", "", 403, "-allow-host evil.example"},
+		{"a Host that was allowed", "Host: usher.example:8443", "", 200, ""},
+		{"a foreign Origin", "Origin: https://evil.example", "", 403, "-allow-origin https://evil.example"},
+		{"an Origin of null", "Origin: null", "", 403, ""},
+		{"an Origin that was allowed", "Origin: https://app.example", "", 200, ""},
+		{"an Origin on this machine", "Origin: http://localhost:5173", "", 200, ""},
+		{"another site's form", "Sec-Fetch-Site: cross-site", "", 403, ""},
+		{"another site's picture", "GET \nSec-Fetch-Site: cross-site", "", 403, ""},
+		{"a GET of 2026-07-28", "GET \n" + modern, "", 405, ""},
+		{"a notification of that revision", modern, `{"jsonrpc":"2.0","method":"notifications/x"}`, 202, ""},
+		{"a response of that revision", modern, `{"jsonrpc":"2.0","id":1,"result":{}}`, 400, ""},
+		{"HEAD", "HEAD ", "", 405, ""},
+		{"PUT", "PUT ", "", 405, "POST, GET, DELETE"},
+		{"an unknown path", "POST nope", "", 404, `"error"`},
+		{"a path with two slashes", "POST /mcp?claim=R3K9QZ", "", 404, `"error"`},
+		{"a GET without Accept", "GET \nAccept:", "", 406, ""},
+		{"a browser's GET", "GET \nAccept: text/html,*/*;q=0.8", "", 200, ""},
+		{"a huge header", "X-Big: " + strings.Repeat("x", 24<<10), "", 431, ""},
+		{"health, with any Host", "GET healthz\nHost: probe.example", "", 200, "ok"},
 	}
 }
 
@@ -239,18 +150,17 @@ func TestRequestsAreChecked(t *testing.T) {
 		"-open", "-open-webhooks")
 	for _, tt := range badRequests() {
 		t.Run(tt.name, func(t *testing.T) {
-			if tt.method == "" {
-				tt.method = http.MethodPost
+			method, path, header := http.MethodPost, "", tt.request
+			if line, rest, _ := strings.Cut(tt.request, "\n"); !strings.Contains(line, ":") && line != "" {
+				method, path, _ = strings.Cut(line, " ")
+				header = rest
 			}
-			if tt.body == "" {
-				tt.body = rpcText("ping", "{}")
-			}
-			req := c.request(tt.method, tt.body)
-			req.URL.Path += tt.path
-			if host, ok := strings.CutPrefix(tt.header, "Host: "); ok {
+			req := c.request(method, cmp.Or(tt.body, rpcText("ping", "{}")))
+			req.URL.Path += path
+			if host, ok := strings.CutPrefix(header, "Host: "); ok {
 				req.Host = host
 			} else {
-				setHeaders(req, tt.header)
+				setHeaders(req, header)
 			}
 			a := c.do(req)
 			check(t, "status", a.Status, tt.status)
@@ -259,30 +169,6 @@ func TestRequestsAreChecked(t *testing.T) {
 				tt.status != 431)
 		})
 	}
-}
-
-// A preflight allows the allowed origins only.
-func TestPreflightAllowsOrigins(t *testing.T) {
-	long(t)
-	c := oneFake(t, "-allow-origin", "https://app.example")
-	preflight := func(origin string) answer {
-		req := c.request(http.MethodOptions, "")
-		req.Header.Set("Origin", origin)
-		req.Header.Set("Access-Control-Request-Method", "POST")
-		req.Header.Set("Access-Control-Request-Headers", "content-type,Mcp-Session-Id")
-		return c.do(req)
-	}
-	check(t, "status for another origin", preflight("https://other.example").Status, 403)
-	a := preflight("https://app.example")
-	check(t, "status", a.Status, 204)
-	check(t, "the allowed origin", a.Header.Get("Access-Control-Allow-Origin"),
-		"https://app.example")
-	checkContains(t, "the allowed headers",
-		a.Header.Get("Access-Control-Allow-Headers"), "Mcp-Session-Id")
-	req := c.request(http.MethodPost, c.message("ping", ""))
-	req.Header.Set("Origin", "https://app.example")
-	checkContains(t, "the exposed headers",
-		c.do(req).Header.Get("Access-Control-Expose-Headers"), "Mcp-Session-Id")
 }
 
 // usher stdio writes only JSON-RPC to stdout, and answers calls that are under way when its
@@ -397,14 +283,13 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 			return strings.Count(d.Log.String(), "fake: sleeping") > before
 		})
 	}
-	const cancel = `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"s"}}`
 	call()
 	c.post(`{"jsonrpc":"2.0","id":"s","method":"ping"}`)
 	wantEvent(t, c.events, `"id":"s"`, "is already in use")
-	other.post(cancel)
+	other.cancel(`"s"`)
 	other.ask("ping", "")
 	check(t, "calls that another session cancelled", cancelled(), 0)
-	c.post(cancel)
+	c.cancel(`"s"`)
 	await(t, "the module to hear of it", func() bool { return cancelled() == 1 })
 	call()
 	c.hangUp()
@@ -412,7 +297,7 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 		return cancelled() == 2
 	})
 	await(t, "404", func() bool {
-		return c.post(`{"jsonrpc":"2.0","id":1,"method":"ping"}`).Status == 404
+		return c.post(rpcText("ping", "{}")).Status == 404
 	})
 	res, _, _ := c.get()
 	check(t, "status of a GET of an ended session", res.StatusCode, 404)
@@ -426,14 +311,11 @@ func TestCallSurvivesItsStream(t *testing.T) {
 	d := startFakes(t, "a: good tools=progress,release")
 	c := connect(t, d.URL)
 	const params = `{"name":"a_progress","arguments":{"n":4,"hold":2},"_meta":{"progressToken":"p"}}`
-	_, events, hangUp := openStream(t,
-		c.request(http.MethodPost, c.message("tools/call", params)))
+	_, events, hangUp := openStream(t, c.asking("tools/call", params))
 	check(t, "the id of an event", wantEvent(t, events, `"progress":1`).id, "")
 	hangUp()
 	c.call("a_release", "")
-	await(t, "the end of the call", func() bool {
-		return strings.Contains(d.Log.String(), "method=progress outcome=done")
-	})
+	d.awaitLog(t, "method=progress outcome=done")
 	c.Header.Set("Last-Event-ID", "1")
 	events, hangUp = c.listen()
 	hangUp()

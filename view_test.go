@@ -82,8 +82,7 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 func TestSharedURIsAreReported(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x res=r")
-	writeFake(t, dir+"/b.usher", "good tools=x res=r")
+	writeFakes(t, dir, "a: good tools=x res=r", "b: good tools=x res=r")
 	const note = "note: r://one: this resource is not offered, as several modules have its URI"
 	check(t, "notes", strings.Count(modulesOf(t, dir, nil), note), 2)
 }

@@ -27,69 +27,45 @@ const (
 // its own _response.
 func TestWebhookAnswers(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Does: "result"},
+	d := daemonOptions{}.startTools(t, "", fakeTool{Name: "handleIt", Does: "result"},
 		fakeTool{Name: "handleFault", Does: "fault"})
-	d := daemonOptions{}.startReady(t, dir)
 	text := func(s string) string { return string(toolResult(quote(s)).encode()) }
 	object := func(s string) string { return string(toolResult(json.RawMessage(s)).encode()) }
+	own := func(response string) string { return object(`{"_response":` + response + `}`) }
+	content := func(blocks string) string { return `{"content":[` + blocks + `]}` }
+	failed := func(s string) string { return `{"content":[` + block(s) + `],"isError":true}` }
+	const image = `{"type":"image","data":"AA==","mimeType":"image/png"}`
 	for _, row := range []struct {
-		what, result string
-		status       int
-		kind, body   string
-	}{
-		{"object", object(`{"challenge":"x","n":9007199254740993}`), 200, isJSON,
-			`{"challenge":"x","n":9007199254740993}`},
-		{"object that is not its text",
-			`{"content":[{"type":"text","text":"for people"}],"structuredContent":{"a":1}}`,
-			200, isJSON, `{"a":1}`},
-		{"array", text(`[1,2]`), 200, isJSON, `[1,2]`},
-		{"object as text", text("\n {\"a\": 1}\n"), 200, isJSON, "\n {\"a\": 1}\n"},
-		{"text that begins as an object", text(`{oops`), 200, isText, `{oops`},
-		{"two texts",
-			`{"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}`, 200,
-			isText, "a\nb"},
-		{"nothing", `{"content":[]}`, 204, "", ""},
-		{"image", `{"content":[{"type":"image","data":"AA==","mimeType":"image/png"}]}`,
-			200, "image/png", "\x00"},
-		{"two images",
-			`{"content":[{"type":"image","data":"AA==","mimeType":"image/png"},{"type":"text","text":"a"}]}`,
-			200, isText, `{"type":"image","data":"AA==","mimeType":"image/png"}` + "\na"},
-		{"no structured content",
-			`{"content":[{"type":"text","text":"a"}],"structuredContent":null}`, 200, isText,
-			"a"},
-		{"failure", `{"content":[{"type":"text","text":"it \"broke\""}],"isError":true}`,
-			500, isJSON, `{"error":"it \"broke\""}` + "\n"},
-		{"failure with a _response",
-			`{"content":[{"type":"text","text":"{\"_response\":{\"status\":200}}"}],"isError":true}`,
-			500, isJSON, `{"error":"{\"_response\":{\"status\":200}}"}` + "\n"},
-		{"_response as text", text(`{"_response":{"status":202,"body":"x"}}`), 200, isJSON,
-			`{"_response":{"status":202,"body":"x"}}`},
-		{"_response below", object(`{"a":{"_response":{"status":201}}}`), 200, isJSON,
-			`{"a":{"_response":{"status":201}}}`},
-	} {
-		t.Run(row.what, func(t *testing.T) {
-			a := d.deliver(t, "m/handleIt", `{"result":`+row.result+`}`)
-			wantAnswer(t, a, row.status, row.kind, row.body)
-		})
-	}
-	for _, row := range []struct {
-		response   string // the _response of the result
+		result     string
 		status     int
 		kind, body string
 	}{
-		{`{"status":201}`, 201, "", ""},
-		{`{"body":"hi"}`, 200, isText, "hi"},
-		{`{"body":{"n":9007199254740993}}`, 200, isJSON, `{"n":9007199254740993}`},
-		{`{"body":null}`, 200, "", ""},
-		{`{"headers":{"content-type":"text/html"},"body":"<p>"}`, 200, "text/html", "<p>"},
-		{`{"status":204,"body":"x"}`, 204, isText, ""},
-		{`{"status":304}`, 304, "", ""},
-		{`{"status":302,"headers":{"Location":"https://example.com/"}}`, 302, "", ""},
+		{object(`{"n":9007199254740993}`), 200, isJSON, `{"n":9007199254740993}`},
+		{`{"content":[` + block("for people") + `],"structuredContent":{"a":1}}`, 200, isJSON, `{"a":1}`},
+		{text(`[1,2]`), 200, isJSON, `[1,2]`},
+		{text("\n {\"a\": 1}\n"), 200, isJSON, "\n {\"a\": 1}\n"},
+		{text(`{oops`), 200, isText, `{oops`},
+		{content(block("a") + "," + block("b")), 200, isText, "a\nb"},
+		{content(""), 204, "", ""},
+		{content(image), 200, "image/png", "\x00"},
+		{content(image + "," + block("a")), 200, isText, image + "\na"},
+		{`{"content":[` + block("a") + `],"structuredContent":null}`, 200, isText, "a"},
+		{failed(`it "broke"`), 500, isJSON, `{"error":"it \"broke\""}` + "\n"},
+		{failed(`{"_response":{"status":200}}`), 500, isJSON,
+			`{"error":"{\"_response\":{\"status\":200}}"}` + "\n"},
+		{text(`{"_response":{"status":202}}`), 200, isJSON, `{"_response":{"status":202}}`},
+		{object(`{"a":{"_response":{"status":201}}}`), 200, isJSON, `{"a":{"_response":{"status":201}}}`},
+		{own(`{"status":201}`), 201, "", ""},
+		{own(`{"body":"hi"}`), 200, isText, "hi"},
+		{own(`{"body":{"n":9007199254740993}}`), 200, isJSON, `{"n":9007199254740993}`},
+		{own(`{"body":null}`), 200, "", ""},
+		{own(`{"headers":{"content-type":"text/html"},"body":"<p>"}`), 200, "text/html", "<p>"},
+		{own(`{"status":204,"body":"x"}`), 204, isText, ""},
+		{own(`{"status":304}`), 304, "", ""},
+		{own(`{"status":302,"headers":{"Location":"https://example.com/"}}`), 302, "", ""},
 	} {
-		t.Run(row.response, func(t *testing.T) {
-			a := d.deliver(t, "m/handleIt", `{"result":`+
-				object(`{"_response":`+row.response+`}`)+`}`)
+		t.Run(row.result, func(t *testing.T) {
+			a := d.deliver(t, "m/handleIt", `{"result":`+row.result+`}`)
 			wantAnswer(t, a, row.status, row.kind, row.body)
 		})
 	}
@@ -100,13 +76,10 @@ func TestWebhookAnswers(t *testing.T) {
 		`{"headers":{"a b":"x"}}`, `{"headers":{"transfer-encoding":"chunked"}}`,
 		`{"headers":{"content-length":"1"},"body":"xyz"}`,
 	} {
-		t.Run(response, func(t *testing.T) {
-			a := d.deliver(t, "m/handleIt", `{"result":`+
-				object(`{"_response":`+response+`}`)+`}`)
-			checkError(t, "no HTTP answer", a, 502)
-		})
+		a := d.deliver(t, "m/handleIt", `{"result":`+own(response)+`}`)
+		checkError(t, response, a, 502)
 	}
-	headers := object(`{"_response":{"headers":{"x-own":"a b","Retry-After":"5","location":"/x"}}}`)
+	headers := own(`{"headers":{"x-own":"a b","Retry-After":"5","location":"/x"}}`)
 	a := d.deliver(t, "m/handleIt", `{"result":`+headers+`}`)
 	for name, want := range map[string]string{
 		"X-Own":       "a b",
@@ -120,6 +93,9 @@ func TestWebhookAnswers(t *testing.T) {
 	a = d.deliver(t, "m/handleFault", `{"code":-32602,"message":"bad name"}`)
 	wantAnswer(t, a, 400, isJSON, `{"error":"bad name"}`+"\n")
 }
+
+// block returns a text of a result.
+func block(text string) string { return `{"type":"text","text":` + string(quote(text)) + `}` }
 
 func wantAnswer(t *testing.T, a answer, status int, kind, body string) {
 	t.Helper()
@@ -190,47 +166,42 @@ func TestWebhookNeedsItsModule(t *testing.T) {
 // otherwise without anything of what was sent.
 func TestWebhookLogSaysWhy(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
 	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: number},
-		fakeTool{Name: "handleResult", Does: "result"},
-		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"},
-		fakeTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
 	env := map[string]string{
 		webhookSecretVar:           testSecret,
 		"WH_KEY_SIGNING_SECRET":    "MARK-key",
 		"WH_BADKEY_SIGNING_SECRET": "MARK not base64",
 	}
-	d := daemonOptions{env: env}.startReady(t, dir, "-log", "json")
-	const failed = `{"result":{"isError":true,"content":[{"type":"text","text":"no such user: Ada"}]}}`
+	d := daemonOptions{env: env}.startTools(t, "-log json",
+		fakeTool{Name: "handleIt", Schema: number},
+		fakeTool{Name: "handleResult", Does: "result"},
+		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"},
+		fakeTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
+	const body = `{"n":"MARK-body"}`
+	failed := `{"result":{"isError":true,"content":[` + block("no such user: Ada") + `]}}`
 	for _, row := range []struct {
-		what, method, path, body, header string
-		status                           int
-		tool                             string // that the log names
-		bytes                            int    // that were read
+		what, path, body, header string
+		status                   int
+		tool                     string // that the log names
+		read                     bool   // the body
 	}{
-		{"good", "POST", "m/handleIt?q=MARK-query", `{"a":"MARK-body"}`, shown, 200,
-			"handleIt", 17},
-		{"wrong secret", "POST", "m/handleIt", `{"a":"MARK-body"}`, secretHeader +
-			": MARK-wrong", 401, "", 0},
-		{"unknown", "POST", "m/x?q=MARK-query", `{"a":"MARK-body"}`, shown, 404, "", 0},
-		{"wrong type", "POST", "m/handleIt", `{"n":"MARK-body"}`, shown, 400, "handleIt", 17},
-		{"failed", "POST", "m/handleResult", failed, shown, 500, "handleResult", len(failed)},
-		{"bad _response", "POST", "m/handleResult",
-			`{"result":{"structuredContent":{"_response":{"code":1}}}}`,
-			shown, 502, "handleResult", 57},
-		{"badly signed", "POST", "m/handleSigned", `{"a":"MARK-body"}`,
-			"X-Hub-Signature-256: sha256=MARK", 401,
-			"handleSigned", 17},
-		{"bad key", "POST", "m/handleBadKey", `{"a":"MARK-body"}`, "Webhook-Id: x", 503,
-			"handleBadKey", 0},
+		{"good", "m/handleIt?q=MARK-query", `{"a":"MARK-body"}`, shown, 200, "handleIt", true},
+		{"wrong secret", "m/handleIt", body, secretHeader + ": MARK-wrong", 401, "", false},
+		{"unknown", "m/x?q=MARK-query", body, shown, 404, "", false},
+		{"wrong type", "m/handleIt", body, shown, 400, "handleIt", true},
+		{"failed", "m/handleResult", failed, shown, 500, "handleResult", true},
+		{"bad _response", "m/handleResult", `{"result":{"structuredContent":{"_response":{"code":1}}}}`,
+			shown, 502, "handleResult", true},
+		{"badly signed", "m/handleSigned", body, "X-Hub-Signature-256: sha256=MARK", 401,
+			"handleSigned", true},
+		{"bad key", "m/handleBadKey", body, "Webhook-Id: x", 503, "handleBadKey", false},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			headers := []string{row.header, "Cookie: MARK-cookie", "User-Agent: MARK-agent"}
 			if !strings.HasPrefix(row.header, secretHeader) {
 				headers = append(headers, shown)
 			}
-			a := d.send(t, row.method, row.path, row.body, headers...)
+			a := d.send(t, "POST", row.path, row.body, headers...)
 			wantStatus(t, "answer", a, row.status)
 			id := `"id":"` + a.Header.Get(requestIDHeader) + `"`
 			d.awaitLog(t, id)
@@ -246,8 +217,8 @@ func TestWebhookLogSaysWhy(t *testing.T) {
 			if row.tool != "" {
 				checkContains(t, "the log", line, `"module":"m","method":"`+row.tool+`"`)
 			}
-			if row.bytes > 0 {
-				checkContains(t, "the log", line, fmt.Sprintf(`"bytes":%d`, row.bytes))
+			if row.read {
+				checkContains(t, "the log", line, fmt.Sprintf(`"bytes":%d`, len(row.body)))
 			}
 		})
 	}

@@ -6,7 +6,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -25,13 +24,8 @@ func TestDeliveriesAreBounded(t *testing.T) {
 		for _, method := range b.m.Methods {
 			method.IsHook = true
 		}
-		h := &Webhooks{
-			webhookConfig: webhookConfig{secret: testSecret, timeout: time.Minute},
-			modules:       b.server.modules,
-			memory:        b.server.memory,
-			log:           b.server.log,
-			inFlight:      counter[*Principal]{perKey: maxInFlight},
-		}
+		h := webhooksOf(b.server.modules)
+		h.timeout = time.Minute
 		deliver := func(method, path, secret string, body io.Reader) *httptest.ResponseRecorder {
 			w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/webhook/"+path, body)
 			setHeaders(r, secret)
@@ -126,10 +120,9 @@ func TestWebhookWaitsForItsModule(t *testing.T) {
 // A delivery that is refused whatever its body is refused before its body has arrived.
 func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
+	d := daemonOptions{env: guarded}.startTools(t, "-accept-signatures",
+		fakeTool{Name: "handleIt"},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
-	d := daemonOptions{env: guarded}.startReady(t, dir, "-accept-signatures")
 	for _, row := range []struct {
 		what, first, headers string
 		status               int
@@ -145,16 +138,11 @@ func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			t.Parallel()
-			conn, err := net.Dial("tcp", d.address())
-			must(t, err)
-			defer conn.Close()
-			conn.SetDeadline(time.Now().Add(bodyTimeout / 2))
-			fmt.Fprintf(conn,
-				"%s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: 1000\r\n\r\n{", row.first,
-				row.headers)
-			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-			must(t, err)
-			check(t, "status", res.StatusCode, row.status)
+			start := time.Now()
+			a := d.raw(t, row.first+" HTTP/1.1\r\nHost: localhost\r\n"+row.headers+
+				"Content-Length: 1000\r\n\r\n{")
+			wantStatus(t, "answer", a, row.status)
+			check(t, "it waited for the body", time.Since(start) > bodyTimeout/2, false)
 		})
 	}
 }
@@ -179,46 +167,48 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 			401, unknownBodyTimeout},
 		{"a body that needs no secret", "", "handleIt", half, " ", 408, unknownBodyTimeout},
 	} {
-		t.Run(row.what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := module(t, "/w/m.usher:m handleIt handleSigned")
-				m.Methods[1].Signature = "@signature github K_SIGNING_SECRET"
-				h := &Webhooks{
-					webhookConfig: webhookConfig{
-						secret:           row.secret,
-						open:             true,
-						acceptSignatures: true,
-					},
-					modules: fixedRegistry(newCatalog([]*Module{m}, nil)),
-					memory:  newMemory(1<<20, strangers),
-					log:     slog.New(slog.DiscardHandler),
-					getenv:  func(string) string { return "k" },
+		runSynced(t, row.what, func(t *testing.T) {
+			m := module(t, "/w/m.usher:m handleIt handleSigned")
+			m.Methods[1].Signature = "@signature github K_SIGNING_SECRET"
+			h := webhooksOf(fixedRegistry(newCatalog([]*Module{m}, nil)))
+			h.secret = row.secret
+			conns := make(pipes)
+			web := &http.Server{Handler: h, ReadTimeout: bodyTimeout}
+			go web.Serve(conns)
+			defer web.Close()
+			conn, err := conns.dial(t.Context(), "", "")
+			must(t, err)
+			var sending sync.WaitGroup
+			sending.Go(func() {
+				_, err := fmt.Fprintf(conn,
+					"POST /webhook/m/%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n",
+					row.method, row.headers)
+				for err == nil {
+					pass(time.Second)
+					_, err = io.WriteString(conn, row.piece)
 				}
-				conns := make(pipes)
-				web := &http.Server{Handler: h, ReadTimeout: bodyTimeout}
-				go web.Serve(conns)
-				defer web.Close()
-				conn, err := conns.dial(t.Context(), "", "")
-				must(t, err)
-				var sending sync.WaitGroup
-				sending.Go(func() {
-					_, err := fmt.Fprintf(conn,
-						"POST /webhook/m/%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n",
-						row.method, row.headers)
-					for err == nil {
-						pass(time.Second)
-						_, err = io.WriteString(conn, row.piece)
-					}
-				})
-				start := time.Now()
-				res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-				must(t, err)
-				check(t, "status", res.StatusCode, row.status)
-				check(t, "time until the answer", time.Since(start), row.after)
-				conn.Close()
-				sending.Wait()
 			})
+			start := time.Now()
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			must(t, err)
+			check(t, "status", res.StatusCode, row.status)
+			check(t, "time until the answer", time.Since(start), row.after)
+			conn.Close()
+			sending.Wait()
 		})
+	}
+}
+
+// webhooksOf returns the webhooks of modules, which take the secret or, with the key "k", a signature.
+func webhooksOf(modules *Registry) *Webhooks {
+	config := webhookConfig{secret: testSecret, open: true, acceptSignatures: true}
+	return &Webhooks{
+		webhookConfig: config,
+		modules:       modules,
+		memory:        newMemory(1<<20, strangers),
+		log:           quiet,
+		getenv:        func(string) string { return "k" },
+		inFlight:      counter[*Principal]{perKey: maxInFlight},
 	}
 }
 
@@ -244,14 +234,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 		{"a body", senders, 0, shown},
 		{"arguments", senders, 6000, shown},
 	} {
-		h := &Webhooks{
-			webhookConfig: webhookConfig{secret: testSecret, acceptSignatures: true},
-			modules:       fixedRegistry(newCatalog([]*Module{m}, nil)),
-			memory:        newMemory(1<<20, strangers),
-			log:           slog.New(slog.DiscardHandler),
-			getenv:        func(string) string { return "k" },
-			inFlight:      counter[*Principal]{perKey: maxInFlight},
-		}
+		h := webhooksOf(fixedRegistry(newCatalog([]*Module{m}, nil)))
 		used := h.memory.open(row.principal).counter
 		full := used.perKey - row.left
 		used.reserve(row.principal, full)

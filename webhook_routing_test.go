@@ -33,7 +33,7 @@ func TestWebhookHasOnePath(t *testing.T) {
 		fakeTool{Name: "handle$(X)"},
 		fakeTool{Name: "quiet", Doc: "Is none.", Schema: json.RawMessage(quiet)},
 	)
-	writeConfig(t, dir+"/deep/.mcp.json", "conf",
+	writeShared(t, dir+"/deep", "conf",
 		fakeTools(t, fakeTool{Name: "handleX"},
 			fakeTool{Name: "other", Doc: "@webhook from/config"}))
 	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { echo; }\n\n"+
@@ -143,9 +143,7 @@ func TestWebhookPathsAreUnique(t *testing.T) {
 // whether it exists nor its clean form.
 func TestWebhookPathTellsNothing(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleX"})
-	d := daemonOptions{env: guarded}.startReady(t, dir, "-accept-signatures")
+	d := daemonOptions{env: guarded}.startTools(t, "-accept-signatures", fakeTool{Name: "handleX"})
 	for _, path := range []string{
 		"/webhook/", "/webhook//m/handleX", "/webhook/m//handleX", "/webhook/m/handleX/",
 		"/webhook/./m/handleX", "/webhook/m/../m/handleX", "/webhook/%2e%2e/m/handleX",
@@ -164,14 +162,12 @@ func TestWebhookPathTellsNothing(t *testing.T) {
 				" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n"
 			for _, method := range []string{"POST", "GET", "OPTIONS", "DELETE", "PUT",
 				"TRACE", "FOO"} {
-				a := d.raw(t, method+head+"\r\n", nil)
+				a := d.raw(t, method+head+"\r\n")
 				wantStatus(t, method+" without the secret", a, want)
 				check(t, "Location", a.Header.Get("Location"), "")
 			}
-			if a := d.raw(t, "POST"+head+shown+"\r\n\r\n", nil); a.Status != 200 &&
-				a.Status != 404 {
-				t.Errorf("with the secret: %d %s", a.Status, a.Body)
-			}
+			a := d.raw(t, "POST"+head+shown+"\r\n\r\n")
+			check(t, "with the secret it is answered", a.Status == 200 || a.Status == 404, true)
 		})
 	}
 }
@@ -188,6 +184,7 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 		fakeTool{Name: "handleRuns", Does: "runs"})
 	fits := strings.Repeat(" ", 1012) + `{"name":"x"}`
 	large := strings.Repeat(" ", 1025)
+	const csv = "Content-Type: text/csv"
 	for _, env := range []map[string]string{nil, guarded} {
 		d := daemonOptions{base: base, env: env}.startReady(t, dir, "-max-body", "1KiB")
 		for _, row := range []struct {
@@ -199,15 +196,14 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 			{"opaque origin", "POST", "m/handleIt", `{"name":"x"}`, "Origin: null", 403},
 			{"cross-site request", "POST", "m/handleIt", `{"name":"x"}`,
 				"Sec-Fetch-Site: cross-site", 403},
-			{"PUT", "PUT", "m/nothing", large, "Content-Type: text/csv", 405},
+			{"PUT", "PUT", "m/nothing", large, csv, 405},
 			{"GET", "GET", "m/handleIt", "", "", 405},
 			{"HEAD", "HEAD", "m/handleIt", "", "", 405},
 			{"OPTIONS", "OPTIONS", "m/handleIt", "", "", 405},
-			{"unknown method", "POST", "m/nothing", large, "Content-Type: text/csv", 404},
-			{"conflict", "POST", "twice", large, "Content-Type: text/csv", 409},
-			{"signature without a key", "POST", "m/handleSigned", large,
-				"Content-Type: text/csv", 503},
-			{"other content type", "POST", "m/handleIt", large, "Content-Type: text/csv", 415},
+			{"unknown method", "POST", "m/nothing", large, csv, 404},
+			{"conflict", "POST", "twice", large, csv, 409},
+			{"signature without a key", "POST", "m/handleSigned", large, csv, 503},
+			{"other content type", "POST", "m/handleIt", large, csv, 415},
 			{"large body", "POST", "m/handleIt", large, "", 413},
 			{"body that just fits", "POST", "m/handleIt", fits, "", 200},
 			{"malformed JSON", "POST", "m/handleIt", `{`, "", 400},
@@ -255,11 +251,9 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 // A browser's delivery is refused, unless its origin is allowed.
 func TestWebhookRefusesSites(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"})
 	const shop = "https://shop.example"
-	d := daemonOptions{env: guarded}.startReady(t, dir, "-allow-origin", shop,
-		"-allow-host", "usher.example", "-open")
+	d := daemonOptions{env: guarded}.startTools(t,
+		"-allow-host usher.example -open -allow-origin "+shop, fakeTool{Name: "handleIt"})
 	for _, row := range []struct {
 		what    string
 		headers []string
@@ -297,6 +291,8 @@ func TestWebhookRefusesSites(t *testing.T) {
 	checkError(t, "no secret", a, 401)
 	check(t, "the origin that may read the 401",
 		a.Header.Get("Access-Control-Allow-Origin"), shop)
+	checkContains(t, "the headers that it may read",
+		a.Header.Get("Access-Control-Expose-Headers"), sessionHeader)
 }
 
 // Without a secret, webhooks work only from this machine, unless a flag says so.
@@ -330,8 +326,10 @@ func TestWebhookExposure(t *testing.T) {
 			if row.secret {
 				env = guarded
 			}
-			code, said := serveStatus(t, env, strings.Fields(row.flags)...)
-			check(t, "status", code, row.code)
+			d := daemonOptions{env: env}.launch(t, t.TempDir(), strings.Fields(row.flags)...)
+			d.awaitReady(t)
+			check(t, "status", d.stop(t), row.code)
+			said := d.Out.String() + d.Log.String()
 			checkContains(t, "usher serve", said, row.said)
 			checkOmits(t, "usher serve", said, testSecret)
 		})

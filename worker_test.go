@@ -22,10 +22,8 @@ import (
 func TestFaultyModuleIsReported(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeFake(t, dir+"/noisy.usher", "garbage tools=x")
-	writeFake(t, dir+"/twice.usher", "twice tools=x")
-	writeFake(t, dir+"/dies.usher", "dies")
-	writeFake(t, dir+"/grows.usher", "grows tools=x")
+	writeFakes(t, dir, "noisy: garbage tools=x", "twice: twice tools=x", "dies: dies",
+		"grows: grows tools=x")
 	write(t, dir+"/plain.usher", "not executable")
 	write(t, dir+"/b@d.usher.go", "package main")
 	d := startDaemon(t, dir)
@@ -88,7 +86,7 @@ func TestSilentModuleIsGivenUp(t *testing.T) {
 func TestStartFailuresNameNoPath(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	dir, base := twoProjects(t), t.TempDir()
+	dir := twoProjects(t)
 	proj := dir + "/proj/"
 	replace := func(path, text string) { must(t, os.WriteFile(path, []byte(text), 0o755)) }
 	spoil := map[string]func(){
@@ -114,10 +112,10 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 		want = append(want, name+"_x")
 	}
 	slices.Sort(want)
-	d := daemonOptions{base: base}.start(t, dir)
+	d := startDaemon(t, dir)
 	free, _ := openSession(t, d.URL, presentNothing)
 	free.awaitTools(want...)
-	c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir+"/proj")))
+	c, _ := openSession(t, d.URL, inHeader(newCode(t, d.Base, dir+"/proj")))
 	started := 0
 	for _, name := range slices.Sorted(maps.Keys(spoil)) {
 		spoil[name]()
@@ -259,46 +257,44 @@ func TestAskHasOneCaller(t *testing.T) {
 		{"a principal's, one beside a cancelled one", &visitor, []Caller{visitor},
 			&visitor, errNotSure.Message},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := testWorker("a", tt.owner)
-				defer w.cancel()
-				start := func(caller Caller) *call {
-					c := w.newCall(caller)
-					must(t, w.startCall(c, "tools/call", nil))
-					return c
+		runSynced(t, tt.name, func(t *testing.T) {
+			w := testWorker("a", tt.owner)
+			defer w.cancel()
+			start := func(caller Caller) *call {
+				c := w.newCall(caller)
+				must(t, w.startCall(c, "tools/call", nil))
+				return c
+			}
+			asked := func(params string) string {
+				var caller Caller
+				var err error
+				w.update(func(s *workerState) {
+					caller, _, err = w.target(s, objectOf(params))
+				})
+				if err != nil {
+					return err.Error()
 				}
-				asked := func(params string) string {
-					var caller Caller
-					var err error
-					w.update(func(s *workerState) {
-						caller, _, err = w.target(s, members(json.RawMessage(params)))
-					})
-					if err != nil {
-						return err.Error()
-					}
-					return caller.Session
+				return caller.Session
+			}
+			naming := func(c *call) string {
+				return fmt.Sprintf(`{"_meta":{%q:%s}}`, metaCall, c.id)
+			}
+			if tt.cancelled != nil {
+				c := start(*tt.cancelled)
+				w.endCall(c, errCancelled)
+				check(t, "asked for the cancelled call", asked(naming(c)),
+					errNotInCall.Message)
+			}
+			for _, caller := range tt.calls {
+				c := start(caller)
+				if c.ofClient() {
+					check(t, "asked for a call by its name", asked(naming(c)),
+						caller.Session)
 				}
-				naming := func(c *call) string {
-					return fmt.Sprintf(`{"_meta":{%q:%s}}`, metaCall, c.id)
-				}
-				if tt.cancelled != nil {
-					c := start(*tt.cancelled)
-					w.endCall(c, errCancelled)
-					check(t, "asked for the cancelled call", asked(naming(c)),
-						errNotInCall.Message)
-				}
-				for _, caller := range tt.calls {
-					c := start(caller)
-					if c.ofClient() {
-						check(t, "asked for a call by its name", asked(naming(c)),
-							caller.Session)
-					}
-				}
-				check(t, "asked", asked(""), tt.want)
-				pass(time.Hour)
-				check(t, "asked later", asked(""), tt.want)
-			})
+			}
+			check(t, "asked", asked(""), tt.want)
+			pass(time.Hour)
+			check(t, "asked later", asked(""), tt.want)
 		})
 	}
 }
@@ -316,40 +312,38 @@ func TestBlockedProcessIsEnded(t *testing.T) {
 		{"a shim that does not", true, false, false},
 		{"a hosted server", false, false, true},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := testWorker("a", nil)
-				w.confirms = tt.shim
-				w.update(func(s *workerState) { s.ready = true })
-				context.AfterFunc(w.ctx, func() { w.finish("killed") })
-				errs := make(chan error, 1)
-				go func() {
-					_, err := w.request(t.Context(), Caller{Session: "other"},
-						"tools/call", nil, 0, nil)
-					errs <- err
-				}()
-				synctest.Wait()
-				_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call",
-					nil, time.Second, nil)
-				check(t, "a call times out", errors.Is(err, errTimeout), true)
-				if tt.sends {
-					w.handle(&Message{
-						Method: cancelConfirmed,
-						Params: object{{"requestId", json.RawMessage("2")}},
-					})
-				}
-				pass(cancelTimeout - time.Nanosecond)
-				check(t, "the process is alive before", w.alive(), true)
-				pass(time.Nanosecond)
-				synctest.Wait()
-				check(t, "the process is alive", w.alive(), tt.alive)
-				want := "was stopped because a cancelled call blocked it"
-				if tt.alive {
-					want = "was stopped during the call"
-				}
-				w.stop()
-				checkContains(t, "the other call", fmt.Sprint(<-errs), want)
-			})
+		runSynced(t, tt.name, func(t *testing.T) {
+			w := testWorker("a", nil)
+			w.confirms = tt.shim
+			w.update(func(s *workerState) { s.ready = true })
+			context.AfterFunc(w.ctx, func() { w.finish("killed") })
+			errs := make(chan error, 1)
+			go func() {
+				_, err := w.request(t.Context(), Caller{Session: "other"},
+					"tools/call", nil, 0, nil)
+				errs <- err
+			}()
+			synctest.Wait()
+			_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call",
+				nil, time.Second, nil)
+			check(t, "a call times out", errors.Is(err, errTimeout), true)
+			if tt.sends {
+				w.handle(&Message{
+					Method: cancelConfirmed,
+					Params: object{{"requestId", json.RawMessage("2")}},
+				})
+			}
+			pass(cancelTimeout - time.Nanosecond)
+			check(t, "the process is alive before", w.alive(), true)
+			pass(time.Nanosecond)
+			synctest.Wait()
+			check(t, "the process is alive", w.alive(), tt.alive)
+			want := "was stopped because a cancelled call blocked it"
+			if tt.alive {
+				want = "was stopped during the call"
+			}
+			w.stop()
+			checkContains(t, "the other call", fmt.Sprint(<-errs), want)
 		})
 	}
 }

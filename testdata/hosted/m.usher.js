@@ -13,5 +13,3 @@ export function* walk({ steps }) {
   return 'there'
 }
 export const crash = () => process.exit(3)
-/** @param {{ text: string }} params */
-export function handleForm(params) { return { text: params.text, own: params._webhook?.headers['x-own'] ?? null } }

@@ -16,10 +16,3 @@ def walk(steps: int):
     return "there"
 
 def crash(): os._exit(3)
-
-def handleForm(text: str, _webhook=None):
-    """Takes a form.
-
-    :param text: what it says
-    """
-    return {"text": text, "own": _webhook and _webhook["headers"]["x-own"]}

@@ -1,0 +1,7 @@
+import os
+
+def pid(): return os.getpid()
+
+def spin():
+    print('busypy spins')
+    while True: pass
