@@ -326,7 +326,7 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 	if len(arguments) == 0 {
 		arguments = json.RawMessage("{}")
 	}
-	c := argumentCheck{root: m.schema(), left: 32*len(arguments) + 1<<16}
+	c := argumentCheck{root: m.schema(), left: 16*len(arguments) + 1<<16}
 	if wrong := c.value(c.root, arguments); wrong != nil {
 		return nil, wrong
 	}
@@ -408,7 +408,7 @@ func (s *schema) alternatives() []*schema { return slices.Concat(s.AnyOf, s.OneO
 // terminates, even if a $ref leads to itself.
 type argumentCheck struct {
 	root    *schema
-	left    int      // bytes to be read before giving up; alternatives could take forever
+	left    int      // bytes to be read, and names and values to be compared, before giving up
 	depth   int      // of nested calls of value
 	omitted []string // top-level parameters that count as omitted
 }
@@ -429,6 +429,9 @@ func (c *argumentCheck) value(s *schema, value json.RawMessage) *argumentError {
 		c.left = -1
 	}
 	s = c.resolve(s)
+	if s != nil {
+		c.left -= len(s.Enum)
+	}
 	switch {
 	case c.left < 0:
 		return &argumentError{text: func() string { return " is too complex to check" }}
@@ -527,6 +530,9 @@ func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError 
 		if additional {
 			property = s.Additional.schema
 		}
+		if !declared {
+			c.left -= len(s.Properties)
+		}
 		if additional && s.Additional.forbidden || s.isMisspelt(f.key) {
 			return &argumentError{[]string{f.key}, func() string {
 				return " is unknown: want " + strings.Join(sortedKeys(s.Properties), ", ")
@@ -537,7 +543,7 @@ func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError 
 		case wrong == nil:
 		case !declared || string(f.value) != "null" || slices.Contains(s.Required, f.key):
 			return wrong.at(f.key)
-		case c.depth == 1:
+		case c.depth == 1 && !slices.Contains(c.omitted, f.key):
 			c.omitted = append(c.omitted, f.key)
 		}
 	}
@@ -578,7 +584,10 @@ func matches(s *schema, value json.RawMessage) bool {
 	if enum := s.values(); enum != nil {
 		var decoded any
 		err := json.Unmarshal(value, &decoded) // fails if a number is too large
-		isEqual := func(one any) bool { return reflect.DeepEqual(one, decoded) }
+		isEqual := func(one any) bool { return one == decoded }
+		if value[0] == '{' || value[0] == '[' { // == can't compare these
+			isEqual = func(one any) bool { return reflect.DeepEqual(one, decoded) }
+		}
 		if err != nil || !slices.ContainsFunc(enum, isEqual) {
 			return false
 		}

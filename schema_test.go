@@ -218,6 +218,34 @@ func TestCheckIsLinear(t *testing.T) {
 	}
 }
 
+// Nulls that count as omitted are omitted at once, however often they repeat. Long lists of
+// values and of names are too complex, if too many values and keys are compared with them.
+func TestCheckCountsComparisons(t *testing.T) {
+	const size = 100_000
+	name := func(i int) string { return fmt.Sprintf(`"n%d":{}`, i) }
+	value := func(i int) string { return fmt.Sprintf(`"v%d"`, i) }
+	list := func(n int, item func(int) string) string {
+		var items []string
+		for i := range n {
+			items = append(items, item(i))
+		}
+		return strings.Join(items, ",")
+	}
+	one := func(text string) func(int) string { return func(int) string { return text } }
+	for _, tt := range []struct{ name, properties, arguments, want string }{
+		{"nulls", `"x":{"type":"integer"}`, list(size, one(`"x":null`)), "<nil>"},
+		{"values", `"x":{"items":{"enum":[` + list(10_000, value) + `]}}`,
+			`"x":[` + list(size, one(`"v9999"`)) + `]`, "too complex"},
+		{"names", list(10_000, name), list(size, one(`"u":1`)), "too complex"},
+	} {
+		m := methodOf(t, "node", `"inputSchema":{"type":"object","additionalProperties":true,`+
+			`"properties":{`+tt.properties+`}}`)
+		fit, err := m.checkArguments(json.RawMessage("{" + tt.arguments + "}"))
+		checkContains(t, tt.name, fmt.Sprint(err), tt.want)
+		check(t, tt.name+": they are omitted", err == nil && string(fit) != "{}", false)
+	}
+}
+
 // A check ends, even if each $ref leads to itself, which would overflow the stack.
 func TestCheckEnds(t *testing.T) {
 	const chain = 500
