@@ -374,7 +374,7 @@ func (p *pool) run(c *process) {
 	crashed := err != nil && !errors.Is(err, errUnapproved)
 	if err == nil {
 		<-w.done
-		crashed = !w.snapshot().stopping
+		crashed = w.snapshot().stopped == ""
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -418,7 +418,7 @@ func (p *pool) close() {
 	p.mu.Lock()
 	for _, c := range p.procs {
 		if c.worker != nil {
-			c.worker.stop()
+			c.worker.stop(stoppedInCall)
 		}
 	}
 	p.mu.Unlock()

@@ -86,7 +86,8 @@ type Worker struct {
 	ctx       context.Context     // ends when the process must end, or has ended
 	cancel    context.CancelFunc  // ends ctx
 	queued    chan struct{}       // 1-buffered: state.input is not empty
-	done      chan struct{}       // closed when the process group has ended and no client is being asked
+	running   sync.WaitGroup      // the process group, and requests to clients
+	done      chan struct{}       // closed when the process has ended and nothing is running
 	lastID    atomic.Int64        // of a request to the process
 	asking    counter[*Principal] // open requests to clients
 
@@ -106,36 +107,28 @@ type workerState struct {
 	unsure    bool                      // a call was cancelled: an ask that names no call may belong to it
 	asks      map[string]*clientRequest // open requests to clients, by id
 
-	draining bool  // it takes no more calls, and ends when calls is empty
-	blocked  bool  // usher ends the process because of a cancelled call
-	stopping bool  // usher ends the process, so its end is not a crash
-	running  bool  // processes of its group may be left
-	failure  error // why calls fail: the process has ended; nil while it runs
-	closed   bool  // done is closed
+	draining bool   // it takes no more calls, and ends when calls is empty
+	stopped  string // why usher ends the process, so its end is not a crash; "" if usher doesn't
+	failure  error  // why calls fail: the process has ended; nil while it runs
 }
 
-// update locks the worker's state, calls change with it, and then restores three
-// invariants: a draining process without calls ends, a process that has ended has no calls,
-// and done is closed once the process group has ended and no client is being asked. Only
-// functions passed to update use the state. They must not block. The caller may hold the
-// pool's lock.
+// update locks the worker's state, calls change with it, and then restores two
+// invariants: a draining process without calls ends, and a process that has ended has no
+// calls. Only functions passed to update use the state. They must not block. The caller may
+// hold the pool's lock.
 func (w *Worker) update(change func(s *workerState)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := &w.state
 	change(s)
 	if s.draining && len(s.calls) == 0 && w.alive() {
-		s.stopping = true
+		s.stopped = stoppedInCall
 		w.cancel()
 	}
 	if s.failure != nil {
 		s.answerAll(nil)
 		for id := range s.cancelled {
 			s.forgetCancelled(id)
-		}
-		if len(s.asks) == 0 && !s.running && !s.closed {
-			s.closed = true
-			close(w.done)
 		}
 	}
 }
@@ -193,63 +186,68 @@ func (w *Worker) spawn(l launch, g *groups) error {
 	if err != nil {
 		return err
 	}
-	w.update(func(s *workerState) { s.running = true })
-	var readers, others sync.WaitGroup
+	var readers sync.WaitGroup
 	readers.Go(func() { w.readStdout(c.outputs[0]) })
 	readers.Go(func() { w.readStderr(c.outputs[1]) })
-	others.Go(func() { w.writeStdin(stdin) })
+	w.running.Go(func() { w.writeStdin(stdin) })
 	go func() {
 		err := c.wait(w.ctx, stdinTimeout) // writeStdin closes stdin
 		w.cancel()
-		others.Go(c.end)
+		w.running.Go(c.end)
 		readers.Wait()
 		for _, f := range c.outputs {
 			f.Close()
 		}
-		w.finish(cmp.Or(err, errors.New("exit status 0")).Error())
 		stdin.Close() // else writeStdin may wait forever for a process that can't be killed
-		others.Wait()
-		w.update(func(s *workerState) { s.running = false })
+		w.finish(cmp.Or(err, errors.New("exit status 0")).Error())
 	}()
 	return nil
 }
 
-// finish records that the process has ended, for example with "exit status 1".
+// finish records that the process has ended, for example with "exit status 1". It waits for the
+// rest of the process group, and closes done.
 func (w *Worker) finish(exit string) {
 	w.update(func(s *workerState) {
 		reason := fmt.Sprintf("crashed (%s); the next call starts it again", exit)
 		output := strings.Join(s.stderr, "\n")
 		switch {
-		case s.blocked:
-			reason = "was stopped because a cancelled call blocked it: call again"
-		case s.stopping:
-			reason = "was stopped during the call"
+		case s.stopped != "":
+			reason = s.stopped
 		case !s.ready:
 			reason = fmt.Sprintf("exited at startup (%s)", exit)
 			output = cmp.Or(s.named, output)
 		}
 		s.failure = processFault(w.module, reason, output)
 	})
+	w.running.Wait()
+	close(w.done)
 }
 
-// stop begins to end the process and returns at once; done is closed when it has ended.
-func (w *Worker) stop() {
-	w.update(func(s *workerState) { s.stopping = s.stopping || w.alive() })
+// Why usher ends a process, as its calls report it.
+const (
+	stoppedInCall  = "was stopped during the call"
+	stoppedBlocked = "was stopped because a cancelled call blocked it: call again"
+)
+
+// stop begins to end the process, unless it is ending anyway, and returns at once; done is closed
+// when it has ended. The reason is one of the constants above.
+func (w *Worker) stop(reason string) {
+	if !w.alive() {
+		return
+	}
+	w.update(func(s *workerState) { s.stopped = reason })
 	w.cancel()
 }
 
 // drain refuses new calls, and ends the process when all others are answered or cancelled.
 func (w *Worker) drain() { w.update(func(s *workerState) { s.draining = true }) }
 
-// stopBlocked ends the process, unless it is ending anyway. Its calls fail with the reason that a
-// cancelled call blocked it.
+// stopBlocked ends the process because a cancelled call blocks it.
 func (w *Worker) stopBlocked() {
-	if !w.alive() {
-		return
+	if w.alive() {
+		w.log.Error("a cancelled call blocks the module: ending its process")
+		w.stop(stoppedBlocked)
 	}
-	w.log.Error("a cancelled call blocks the module: ending its process")
-	w.update(func(s *workerState) { s.blocked = true })
-	w.stop()
 }
 
 // snapshot returns a copy of the state. The caller must not use the copy's maps.
@@ -691,10 +689,10 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 		}
 		return nil
 	}
-	w.stop()
+	w.stop(stoppedInCall)
 	<-w.done
 	s := w.snapshot()
-	if s.stopping {
+	if s.stopped != "" {
 		return processFault(w.module, "can't start: "+err.Error(), strings.Join(s.stderr, "\n"))
 	}
 	return s.failure

@@ -347,7 +347,7 @@ func TestBlockedProcessIsEnded(t *testing.T) {
 				if tt.alive {
 					want = "was stopped during the call"
 				}
-				w.stop()
+				w.stop(stoppedInCall)
 				checkContains(t, "the other call", fmt.Sprint(<-errs), want)
 			})
 		})
