@@ -97,9 +97,9 @@ type Worker struct {
 
 // workerState is everything about a Worker that changes.
 type workerState struct {
-	input  []byte   // lines to be written to the process
-	stderr []string // its last lines, at most tailLines
-	named  string   // the last line of stderr that names an error; not of a shim, which reports its own
+	input  []byte // lines to be written to the process
+	stderr tail   // and lines of stdout that are not JSON-RPC
+	named  string // the last line of stderr that names an error; not of a shim, which reports its own
 
 	ready     bool                      // the handshake has succeeded
 	calls     map[string]*call          // whose callers wait for the answers, by id
@@ -188,7 +188,7 @@ func (w *Worker) spawn(l launch, g *groups) error {
 	}
 	var readers sync.WaitGroup
 	readers.Go(func() { w.readStdout(c.outputs[0]) })
-	readers.Go(func() { w.readStderr(c.outputs[1]) })
+	readers.Go(func() { eachLine(c.outputs[1], w.remember) })
 	w.running.Go(func() { w.writeStdin(stdin) })
 	go func() {
 		err := c.wait(w.ctx, stdinTimeout) // writeStdin closes stdin
@@ -209,7 +209,7 @@ func (w *Worker) spawn(l launch, g *groups) error {
 func (w *Worker) finish(exit string) {
 	w.update(func(s *workerState) {
 		reason := fmt.Sprintf("crashed (%s); the next call starts it again", exit)
-		output := strings.Join(s.stderr, "\n")
+		output := s.stderr.String()
 		switch {
 		case s.stopped != "":
 			reason = s.stopped
@@ -288,41 +288,23 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 	}
 }
 
-// readStderr logs each line that the process writes to stderr, once the process has started: the
-// error of a process that can't start contains its last lines. usher's own runtimes write
-// a traceback as one line with vertical tabs; readStderr turns the tabs back into new
-// lines, within one record.
-func (w *Worker) readStderr(stderr io.Reader) {
-	defer catch(w.log, nil)
-	lines := newLineReader(stderr, maxLoggedLine)
-	for {
-		line, err := lines.next()
-		if errors.Is(err, errLineTooLong) {
-			line = []byte("(a line too long to log)")
-		} else if err != nil {
-			return
-		}
-		text := strings.ReplaceAll(string(line), "\v", "\n")
-		if w.remember(text) {
-			w.log.Info("module output", "line", text)
-		}
-	}
-}
-
 // namedError matches a line that names an error, after which some languages print a long stack.
 var namedError = regexp.MustCompile(`^([\w.]*(Error|Exception)\b.*|panic): .*[^[{]$`)
 
-// remember keeps a line, which may explain why the process did not start. It reports whether the
-// process has started.
-func (w *Worker) remember(line string) (ready bool) {
+// remember keeps a line of stderr, which may explain why the process did not start, and logs it if
+// the process has started. Else shakeHands does, or the error contains it.
+func (w *Worker) remember(line string) {
+	ready := false
 	w.update(func(s *workerState) {
 		ready = s.ready
 		if !w.confirms && namedError.MatchString(line) {
 			s.named = line
 		}
-		s.stderr = append(s.stderr[max(0, len(s.stderr)+1-tailLines):], line)
+		s.stderr.add(line)
 	})
-	return ready
+	if ready {
+		w.log.Info("module output", "line", line)
+	}
 }
 
 // readStdout handles the messages of the process until it closes its stdout. A process
@@ -353,8 +335,7 @@ func (w *Worker) readStdout(stdout io.Reader) {
 // id, all calls in flight fail.
 func (w *Worker) dropUnreadable(line []byte, why error) {
 	shown := clipText(string(line), maxLoggedLine)
-	w.log.Warn("a line on stdout is not JSON-RPC", "line", shown, "err", why)
-	w.remember("not MCP, on stdout: " + shown)
+	w.remember(fmt.Sprintf("not MCP, on stdout: %s (%v)", shown, why))
 	tooLong := why == errLineTooLong
 	if tooLong {
 		why = fmt.Errorf("it is larger than %s", formatSize(maxWorkerLine))
@@ -679,7 +660,7 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	defer cancel()
 	err := w.handshake(ctx, stateful)
 	if err == nil {
-		var lines []string
+		var lines tail
 		w.update(func(s *workerState) {
 			s.ready = true
 			lines = s.stderr
@@ -693,7 +674,7 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	<-w.done
 	s := w.snapshot()
 	if s.stopped != "" {
-		return processFault(w.module, "can't start: "+err.Error(), strings.Join(s.stderr, "\n"))
+		return processFault(w.module, "can't start: "+err.Error(), s.stderr.String())
 	}
 	return s.failure
 }
