@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 )
@@ -24,25 +23,6 @@ type manifest struct {
 	Problems  []string                     // for the module's author
 	Stateless bool                         // it speaks a revision without sessions
 	Parts     parts
-}
-
-// addsTo reports whether the manifest lists something that old does not list, by name or URI.
-func (m *manifest) addsTo(old *manifest) bool {
-	identify := func(item json.RawMessage) string {
-		definition := members(item)
-		return cmp.Or(definition.text("uri"), definition.text("name"))
-	}
-	for list, items := range m.Lists {
-		known := make(map[string]bool)
-		for _, item := range old.Lists[list] {
-			known[identify(item)] = true
-		}
-		isNew := func(item json.RawMessage) bool { return !known[identify(item)] }
-		if slices.ContainsFunc(items, isNew) {
-			return true
-		}
-	}
-	return false
 }
 
 // hash returns a hash of the manifest without its parts.

@@ -38,7 +38,7 @@ const (
 
 	publishDelay    = 50 * time.Millisecond  // from a change to the catalog that shows it
 	readInterval    = time.Second            // between two readings of the lists of one process
-	examineInterval = time.Minute            // between two introspections because of a process that offers more
+	examineInterval = time.Minute            // between two introspections because a new process offers other things
 	retryDelay      = 5 * time.Second        // before a call tries a module again that failed
 	retryInterval   = time.Minute            // before a scan does
 	settleTime      = 250 * time.Millisecond // in which a new process may still add to its lists
@@ -337,7 +337,7 @@ type moduleOwner struct {
 	mu       sync.Mutex           // guards the fields below
 	pool     *pool                // of the newest version
 	readings map[*Worker]*reading // of the lists of its processes
-	examined time.Time            // when a process that offers more last caused an introspection
+	examined time.Time            // when a process last caused an introspection
 	failed   time.Time            // when its introspection failed; else zero
 	reported string               // why the module could not be hosted
 }
@@ -453,7 +453,7 @@ func (o *moduleOwner) serve(offered *manifest) {
 
 // offer serves what a process of p offers: to all callers, or only to those of the process if it
 // serves one Member, because names from one claim's process must not reach other claims. If such a
-// process offers something new from its start, all may: then the module is introspected again, at
+// process offers other things from its start, all may: then the module is introspected again, at
 // most once per examineInterval.
 func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 	served := o.latest.Load()
@@ -468,7 +468,7 @@ func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 		own := newModule(p, m)
 		own.checkCurrent = served.checkCurrent
 		o.registry.setOwn(p, w, own)
-		if isNew && m.addsTo(&served.manifest) && time.Since(o.examined) > examineInterval {
+		if isNew && time.Since(o.examined) > examineInterval {
 			o.examined = time.Now()
 			o.work(o.introspect)
 		}
