@@ -409,7 +409,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 // a module with a similar name.
 func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item, error) {
 	var tools []string
-	for _, t := range r.View(scope).Tools {
+	for _, t := range r.View(scope, nil).Tools {
 		tools = append(tools, t.Name)
 		if slices.Equal(words, []string{t.Name}) || slices.Equal(words, []string{t.Label, t.Method.Name}) {
 			return t, nil

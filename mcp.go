@@ -244,7 +244,7 @@ func (r *request) notify(method string, params object) {
 // is empty.
 func (r *request) view() (*View, error) {
 	scope, err := r.principal.scope()
-	return r.server.modules.ViewOf(scope, r.member), err
+	return r.server.modules.View(scope, r.member), err
 }
 
 // readyView waits as waitReady does, and returns the view, which is empty if the claim has ended.

@@ -114,13 +114,10 @@ func (r *Registry) Close() {
 
 // ---- What requests need
 
-// View returns the modules of the current catalog that are inside a scope.
-func (r *Registry) View(scope Scope) *View { return r.ViewOf(scope, nil) }
-
-// ViewOf returns the modules of the current catalog that are inside a scope, as the callers with
-// a Member see them: see Catalog.ViewOf.
-func (r *Registry) ViewOf(scope Scope, member context.Context) *View {
-	return r.catalog.Load().ViewOf(scope, member)
+// View returns the modules of the current catalog that are inside a scope, as the callers with a
+// Member see them: see Catalog.View.
+func (r *Registry) View(scope Scope, member context.Context) *View {
+	return r.catalog.Load().View(scope, member)
 }
 
 // Call runs attempt, which finds something in a view and asks its module for a principal. If
@@ -150,18 +147,17 @@ func (r *Registry) Changed() <-chan struct{} {
 }
 
 // Pending reports whether modules inside a scope are being introspected for the first time
-// since they were found, changed or tried again, or whether the catalog does not show the outcome
-// yet.
+// since they were found, changed or tried again, or whether the catalog is about to be replaced.
 func (r *Registry) Pending(scope Scope) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, o := range r.modules {
 		m := o.latest.Load()
-		if (m.Pending || m != o.shown) && scope.Contains(m.Source) {
+		if m.Pending && scope.Contains(m.Source) {
 			return true
 		}
 	}
-	return false
+	return r.due
 }
 
 // WaitAll waits until no module inside a scope is pending, for at most timeout. It
@@ -192,10 +188,7 @@ func (r *Registry) CheckUnknown(ctx context.Context, view *View, name string, si
 			return err
 		}
 	}
-	r.mu.Lock()
-	due := r.due
-	r.mu.Unlock()
-	if due || r.Pending(view.scope) || r.catalog.Load() != view.catalog {
+	if r.Pending(view.scope) || r.catalog.Load() != view.catalog {
 		return errRetired
 	}
 	for _, m := range candidates {
@@ -309,8 +302,7 @@ func (r *Registry) publish() {
 	r.due = false
 	var modules []*Module
 	for _, o := range r.modules {
-		o.shown = o.latest.Load()
-		modules = append(modules, o.shown)
+		modules = append(modules, o.latest.Load())
 	}
 	r.catalog.Store(newCatalog(modules, r.own))
 	close(r.changed)
@@ -328,7 +320,6 @@ type moduleOwner struct {
 	cancel   context.CancelFunc
 	latest   atomic.Pointer[Module] // for the next catalog; changed with mu locked
 	loaded   atomic.Pointer[parts]  // of the newest version, as far as they are known
-	shown    *Module                // in the catalog; nil if it has none yet; guarded by Registry.mu
 
 	// Guarded by Registry.scanning.
 	source  source // the newest; zero until its first version begins
@@ -371,9 +362,9 @@ func (o *moduleOwner) do(change func()) {
 // show sets what the next catalog shows of the module.
 func (o *moduleOwner) show(m Module) {
 	m.checkCurrent = func() error { return o.checkCurrent(m.pool) }
-	o.latest.Store(&m)
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
+	o.latest.Store(&m)
 	o.registry.publishSoon()
 }
 

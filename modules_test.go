@@ -302,6 +302,7 @@ func TestListsWaitForTheirScope(t *testing.T) {
 		waits("for too long", scopeAll(), 0)
 		r.update(scanOf("p", "q"))
 		waits("later", scopeAll(), 0)
+		pass(publishDelay)
 		check(t, "pending in its folder", r.Pending(scopeDir("/w/q")), true)
 		check(t, "pending in another folder", r.Pending(scopeDir("/w/r")), false)
 	})
@@ -429,7 +430,7 @@ func TestPanicEndsScan(t *testing.T) {
 	})
 	defer r.Close()
 	writeFake(t, dir+"/a.usher", "good tools=x")
-	await(t, "the module", func() bool { return len(r.View(scopeAll()).Modules) == 1 })
+	await(t, "the module", func() bool { return len(r.View(scopeAll(), nil).Modules) == 1 })
 	checkContains(t, "the log", out.String(), "in a scan")
 }
 

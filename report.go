@@ -82,7 +82,7 @@ func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []mod
 			m.State = "building"
 		}
 		if scope.Contains(s.Source) {
-			a.addModule(&m, s, catalog.View(scope), catalog.View(hooks), daemon)
+			a.addModule(&m, s, catalog.View(scope, nil), catalog.View(hooks, nil), daemon)
 		} else {
 			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
 		}

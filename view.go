@@ -66,13 +66,10 @@ func newCatalog(modules []*Module, own ownModules) *Catalog {
 	return &Catalog{modules: modules, own: own, views: make(map[viewKey]*View)}
 }
 
-// View returns the part of the catalog that scope contains, as callers without a process see it.
-func (c *Catalog) View(scope Scope) *View { return c.ViewOf(scope, nil) }
-
-// ViewOf returns the part of the catalog that scope contains, as the callers with a Member see it:
-// with what their own processes offer. ViewOf builds it at the first request, and keeps at most
+// View returns the part of the catalog that scope contains, as the callers with a Member see it:
+// with what their own processes offer. View builds it at the first request, and keeps at most
 // maxViews views.
-func (c *Catalog) ViewOf(scope Scope, member context.Context) *View {
+func (c *Catalog) View(scope Scope, member context.Context) *View {
 	if c.own[member] == nil {
 		member = nil
 	}
