@@ -79,7 +79,6 @@ type Registry struct {
 	mu      sync.Mutex              // guards the fields below
 	modules map[string]*moduleOwner // by source.key; only scans add and remove them
 	files   map[string]string       // as scan.files, of the last scan
-	own     ownModules              // the value is never changed
 	due     bool                    // the catalog is about to be replaced
 	changed chan struct{}           // closed when the catalog has been replaced
 }
@@ -184,7 +183,7 @@ func (r *Registry) CheckUnknown(ctx context.Context, view *View, name string, si
 	r.Refresh(since)
 	candidates := view.candidates(name, nil)
 	for _, m := range candidates {
-		if err := r.waitRead(ctx, m.Module); err != nil {
+		if err := m.owner.waitRead(ctx); err != nil {
 			return err
 		}
 	}
@@ -193,7 +192,7 @@ func (r *Registry) CheckUnknown(ctx context.Context, view *View, name string, si
 	}
 	for _, m := range candidates {
 		if m.Err != nil {
-			return m.checkCurrent()
+			return m.owner.checkCurrent(m.pool)
 		}
 	}
 	return nil
@@ -304,7 +303,7 @@ func (r *Registry) publish() {
 	for _, o := range r.modules {
 		modules = append(modules, o.latest.Load())
 	}
-	r.catalog.Store(newCatalog(modules, r.own))
+	r.catalog.Store(newCatalog(modules))
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
@@ -340,7 +339,7 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 		log:      r.Log.With("module", found.Name, "kind", found.Kind, "file", found.file()),
 		readings: make(map[*Worker]*reading),
 	}
-	o.latest.Store(&Module{source: found, Pending: true})
+	o.latest.Store(&Module{source: found, owner: o, Pending: true})
 	o.loaded.Store(&parts{})
 	o.ctx, o.cancel = context.WithCancel(r.ctx)
 	r.mu.Lock()
@@ -361,7 +360,7 @@ func (o *moduleOwner) do(change func()) {
 
 // show sets what the next catalog shows of the module.
 func (o *moduleOwner) show(m Module) {
-	m.checkCurrent = func() error { return o.checkCurrent(m.pool) }
+	m.owner = o
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
 	o.latest.Store(&m)
@@ -429,16 +428,19 @@ func (o *moduleOwner) serve(offered *manifest) {
 	}
 	p.offers = hash
 	m := newModule(p, offered)
-	served := o.latest.Load().pool
+	last := o.latest.Load()
 	what := "module changed"
-	if served == nil {
+	if last.pool == nil {
 		what = "module added"
+	}
+	if last.pool == p {
+		m.own = last.own
 	}
 	o.log.Info(what, "tools", len(m.Methods))
 	o.reported = ""
 	o.show(*m)
-	if served != p {
-		served.retire()
+	if last.pool != p {
+		last.pool.retire()
 	}
 }
 
@@ -454,11 +456,11 @@ func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 		o.registry.writeCache(p.source, m)
 		o.serve(m)
 	case m.hash() == p.offers:
-		o.registry.setOwn(p, w, nil)
+		o.setOwn(p, w, nil)
 	default:
 		own := newModule(p, m)
-		own.checkCurrent = served.checkCurrent
-		o.registry.setOwn(p, w, own)
+		own.owner = o
+		o.setOwn(p, w, own)
 		if isNew && time.Since(o.examined) > examineInterval {
 			o.examined = time.Now()
 			o.work(o.introspect)
@@ -466,14 +468,8 @@ func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 	}
 }
 
-// waitRead waits until the lists of a module's processes are not being read.
-func (r *Registry) waitRead(ctx context.Context, m *Module) error {
-	r.mu.Lock()
-	o := r.modules[m.key()]
-	r.mu.Unlock()
-	if o == nil {
-		return nil
-	}
+// waitRead waits until the lists of the module's processes are not being read.
+func (o *moduleOwner) waitRead(ctx context.Context) error {
 	o.mu.Lock()
 	readings := slices.Collect(maps.Values(o.readings))
 	o.mu.Unlock()
@@ -486,26 +482,25 @@ func (r *Registry) waitRead(ctx context.Context, m *Module) error {
 }
 
 // setOwn sets the module that the callers of w, a process of p for one Member, see in place of the
-// one that p serves. They see that one again if m is nil, and after the end of w.
-func (r *Registry) setOwn(p *pool, w *Worker, m *Module) {
+// one that is served. They see that one again if own is nil, and after the end of w. The process for
+// deliveries has no Member: senders see the view of everything.
+func (o *moduleOwner) setOwn(p *pool, w *Worker, own *Module) {
 	member := w.owner.Member
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	isGone := m != nil && !w.alive()
-	isSame := m == nil && r.own[member][p] == nil
-	if isGone || isSame || member == nil { // deliveries have no Member, and the view of everything
+	m := *o.latest.Load()
+	last := m.own[member]
+	isGone := own != nil && !w.alive()
+	isSame := own == nil && (last == nil || last.pool != p)
+	if isGone || isSame || member == nil {
 		return
 	}
-	own := make(map[*pool]*Module)
-	maps.Copy(own, r.own[member])
-	own[p] = m
-	maps.DeleteFunc(own, func(_ *pool, m *Module) bool { return m == nil })
-	all := make(ownModules)
-	maps.Copy(all, r.own)
+	all := make(map[context.Context]*Module)
+	maps.Copy(all, m.own)
 	all[member] = own
-	maps.DeleteFunc(all, func(_ context.Context, own map[*pool]*Module) bool { return len(own) == 0 })
-	r.own = all
-	r.publishSoon()
+	if own == nil {
+		delete(all, member)
+	}
+	m.own = all
+	o.show(m)
 }
 
 // fail records why the newest version can't be hosted.

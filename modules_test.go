@@ -289,7 +289,9 @@ func TestListsWaitForTheirScope(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		begun, r := time.Now(), introspecting(t, dir)
+		r := introspecting(t, dir)
+		pass(2 * publishDelay)
+		begun := time.Now()
 		waits := func(when string, scope Scope, want time.Duration) {
 			t.Helper()
 			start := time.Now()
@@ -302,7 +304,7 @@ func TestListsWaitForTheirScope(t *testing.T) {
 		waits("for too long", scopeAll(), 0)
 		r.update(scanOf("p", "q"))
 		waits("later", scopeAll(), 0)
-		pass(publishDelay)
+		pass(2 * publishDelay)
 		check(t, "pending in its folder", r.Pending(scopeDir("/w/q")), true)
 		check(t, "pending in another folder", r.Pending(scopeDir("/w/r")), false)
 	})

@@ -73,7 +73,7 @@ func (b *bubble) start(t *testing.T) {
 	stopping, stop := context.WithCancel(context.Background())
 	stopped, cancelCalls := context.WithCancel(context.Background())
 	b.server = newServer(serverConfig{
-		modules:  fixedRegistry(newCatalog([]*Module{b.m}, nil)),
+		modules:  fixedRegistry(newCatalog([]*Module{b.m})),
 		gate:     newGate(claims, newSessionKey(), false, log),
 		memory:   newMemory(1<<20, strangers),
 		log:      log,
@@ -440,7 +440,7 @@ func module(t testing.TB, text string) *Module {
 	words := strings.Fields(strings.TrimPrefix(text, "!"))
 	path, name, _ := strings.Cut(words[0], ":")
 	found := source{Name: name, Kind: kindExecutable, Source: path, Root: "/w"}
-	m := &Module{source: found, checkCurrent: func() error { return nil }}
+	m := &Module{source: found, owner: &moduleOwner{registry: &Registry{}}}
 	if text[0] == '!' {
 		return m
 	}

@@ -34,25 +34,21 @@ type Module struct {
 	Pending bool  // the newest version is being introspected
 	Err     error // why the newest version is not hosted; nil while it is pending
 
-	pool *pool // nil if no version is served: then the module offers nothing, but affects names
-	// checkCurrent returns errRetired if the source file has a newer version that usher
-	// follows, or if usher still introspects that; other errors say why the newest version
-	// can't be hosted. It tries a version again that has failed. nil at first, while Pending.
-	checkCurrent func() error
+	owner *moduleOwner // knows whether the module is current
+	pool  *pool        // nil if no version is served: then the module offers nothing, but affects names
+	// own has, by Caller.Member, what takes the place of the module in the views of callers whose
+	// process offers other things than the module does.
+	own map[context.Context]*Module
 }
 
 // Catalog is an immutable set of modules. Safe for concurrent use.
 type Catalog struct {
-	modules []*Module // sorted by source and name
-	own     ownModules
+	modules []*Module                // sorted by source and name
+	hasOwn  map[context.Context]bool // a module has an entry in own
 
 	mu    sync.Mutex
 	views map[viewKey]*View
 }
-
-// ownModules are, by Caller.Member, the modules whose process for that Member offers other things
-// than the module does: each by the pool of the module whose place it takes in views.
-type ownModules map[context.Context]map[*pool]*Module
 
 // viewKey identifies a view of a catalog.
 type viewKey struct {
@@ -61,16 +57,22 @@ type viewKey struct {
 }
 
 // newCatalog returns a catalog of the modules, which it sorts.
-func newCatalog(modules []*Module, own ownModules) *Catalog {
+func newCatalog(modules []*Module) *Catalog {
 	slices.SortFunc(modules, func(a, b *Module) int { return strings.Compare(a.key(), b.key()) })
-	return &Catalog{modules: modules, own: own, views: make(map[viewKey]*View)}
+	hasOwn := make(map[context.Context]bool)
+	for _, m := range modules {
+		for member := range m.own {
+			hasOwn[member] = true
+		}
+	}
+	return &Catalog{modules: modules, hasOwn: hasOwn, views: make(map[viewKey]*View)}
 }
 
 // View returns the part of the catalog that scope contains, as the callers with a Member see it:
 // with what their own processes offer. View builds it at the first request, and keeps at most
 // maxViews views.
 func (c *Catalog) View(scope Scope, member context.Context) *View {
-	if c.own[member] == nil {
+	if !c.hasOwn[member] {
 		member = nil
 	}
 	key := viewKey{scope, member}
@@ -80,7 +82,7 @@ func (c *Catalog) View(scope Scope, member context.Context) *View {
 		if len(c.views) >= maxViews { // most are of claims that have ended
 			clear(c.views)
 		}
-		c.views[key] = newView(c, scope, c.own[member])
+		c.views[key] = newView(c, key)
 	}
 	return c.views[key]
 }
@@ -141,9 +143,10 @@ func (m ViewModule) offer(byURI map[string][]*Item, uri string) {
 	}
 }
 
-// newView selects the modules inside a scope, each replaced by its entry in own, if it has one. No
-// other function does.
-func newView(c *Catalog, scope Scope, own map[*pool]*Module) *View {
+// newView selects the modules inside a scope, each replaced by what the callers with a Member have in
+// its place. No other function does.
+func newView(c *Catalog, key viewKey) *View {
+	scope := key.scope
 	v := &View{
 		catalog:      c,
 		scope:        scope,
@@ -157,7 +160,7 @@ func newView(c *Catalog, scope Scope, own map[*pool]*Module) *View {
 		return m.Name == "" || !scope.Contains(m.Source)
 	})
 	for i, label := range labels(inside, scope) {
-		m := cmp.Or(own[inside[i].pool], inside[i])
+		m := cmp.Or(inside[i].own[key.member], inside[i])
 		v.Modules = append(v.Modules, ViewModule{label, m})
 	}
 	v.addResources()
@@ -322,7 +325,7 @@ func itemNames(items []*Item) string {
 // the module was replaced after the view was made, or its file has changed; then nothing was
 // done. Other errors are the module's, or say why its newest version can't be hosted.
 func (i *Item) Call(ctx context.Context, from Caller, method string, params object) (object, error) {
-	if err := i.module.checkCurrent(); err != nil {
+	if err := i.module.owner.checkCurrent(i.module.pool); err != nil {
 		return nil, err
 	}
 	switch {

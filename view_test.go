@@ -11,7 +11,7 @@ import (
 
 // A catalog keeps at most maxViews views.
 func TestViewsAreForgotten(t *testing.T) {
-	c := newCatalog(nil, nil)
+	c := newCatalog(nil)
 	for n := range 2 * maxViews {
 		c.View(scopeDir(fmt.Sprint("/w/", n)), nil)
 	}
@@ -48,7 +48,7 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 			m.Methods = append(m.Methods, method)
 		}
 	}
-	catalog := newCatalog([]*Module{c, b, a}, nil)
+	catalog := newCatalog([]*Module{c, b, a})
 	owner := func(scope Scope, uri string) string {
 		item := catalog.View(scope, nil).Lookup("resources", uri)
 		if item == nil {

@@ -189,7 +189,7 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 						open:             true,
 						acceptSignatures: true,
 					},
-					modules: fixedRegistry(newCatalog([]*Module{m}, nil)),
+					modules: fixedRegistry(newCatalog([]*Module{m})),
 					memory:  newMemory(1<<20, strangers),
 					log:     slog.New(slog.DiscardHandler),
 					getenv:  func(string) string { return "k" },
@@ -246,7 +246,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 	} {
 		h := &Webhooks{
 			webhookConfig: webhookConfig{secret: testSecret, acceptSignatures: true},
-			modules:       fixedRegistry(newCatalog([]*Module{m}, nil)),
+			modules:       fixedRegistry(newCatalog([]*Module{m})),
 			memory:        newMemory(1<<20, strangers),
 			log:           slog.New(slog.DiscardHandler),
 			getenv:        func(string) string { return "k" },
