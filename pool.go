@@ -69,8 +69,6 @@ type process struct {
 	active  int   // calls under way
 	kept    bool  // it is not stopped for being idle
 	lastUse time.Time
-
-	unlink func() bool // makes the process independent of caller.Member; nil if it is
 }
 
 // call makes one request of the module; see Worker.request. If a stateless module answers
@@ -230,9 +228,6 @@ func (p *pool) pick(caller Caller) (*process, error) {
 		}
 		c = &process{caller: caller, ready: make(chan struct{})}
 		p.procs = append(p.procs, c)
-		if caller.Member != nil {
-			c.unlink = context.AfterFunc(caller.Member, func() { p.orphan(c) })
-		}
 		p.startWaiting()
 	}
 	c.active++
@@ -345,9 +340,6 @@ func (p *pool) end(c *process) {
 
 // remove forgets a process. The caller holds p.mu.
 func (p *pool) remove(c *process) {
-	if c.unlink != nil {
-		c.unlink()
-	}
 	p.procs = slices.DeleteFunc(p.procs, func(o *process) bool { return o == c })
 }
 
@@ -355,6 +347,9 @@ func (p *pool) remove(c *process) {
 // start of a Member, the next process may start at once; after each further one within
 // crashMemory, only after crashPause.
 func (p *pool) run(c *process) {
+	if member := c.caller.Member; member != nil {
+		defer context.AfterFunc(member, func() { p.orphan(c) })()
+	}
 	var owner *Caller
 	if p.perSession {
 		owner = &c.caller
