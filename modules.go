@@ -391,19 +391,17 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 	case o.registry.CachedOnly:
 		o.fail(errors.New("not in the cache: omit -cached"))
 	default:
-		o.work(o.introspect)
+		o.work()
 	}
 }
 
-// work runs read in the background, and serves the manifest that it returns.
-func (o *moduleOwner) work(read func(p *pool) (*manifest, error)) {
+// work introspects the newest version in the background, and serves what it offers.
+func (o *moduleOwner) work() {
 	p := o.pool
 	o.registry.running.Go(func() {
-		m, err := read(p)
+		m, err := o.introspect(p)
 		if err == nil {
-			m.Key = p.cacheKey()
-			m.Parts = *o.loaded.Load()
-			o.registry.writeCache(p.source, m)
+			o.writeCache(p.source, m)
 		}
 		o.do(func() {
 			if p != o.pool { // a newer version has begun
@@ -453,7 +451,7 @@ func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 	switch {
 	case p != served.pool:
 	case !p.perSession:
-		o.registry.writeCache(p.source, m)
+		o.writeCache(p.source, m)
 		o.serve(m)
 	case m.hash() == p.offers:
 		o.setOwn(p, w, nil)
@@ -463,7 +461,7 @@ func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 		o.setOwn(p, w, own)
 		if isNew && time.Since(o.examined) > examineInterval {
 			o.examined = time.Now()
-			o.work(o.introspect)
+			o.work()
 		}
 	}
 }
@@ -643,8 +641,10 @@ func (r *Registry) readCache(s source) *manifest {
 }
 
 // writeCache caches the manifest of a source.
-func (r *Registry) writeCache(s source, m *manifest) {
-	if err := writeFile(r.cachePath(s), marshal(m), os.O_TRUNC); err != nil {
-		r.Log.Warn("writing the cache", "err", err) // it costs time at the next start
+func (o *moduleOwner) writeCache(s source, m *manifest) {
+	m.Key = s.cacheKey()
+	m.Parts = *o.loaded.Load()
+	if err := writeFile(o.registry.cachePath(s), marshal(m), os.O_TRUNC); err != nil {
+		o.log.Warn("writing the cache", "err", err) // it costs time at the next start
 	}
 }

@@ -7,6 +7,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -107,7 +108,7 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 		if failed != nil {
 			return nil, failed
 		}
-		defer func() { p.leave(c, err == nil) }()
+		defer p.leave(c)
 		request = c.worker.request
 		if method == subscribeMethod {
 			err = p.keep(c)
@@ -163,21 +164,25 @@ func lastCheck(caller Caller) error {
 	return err
 }
 
-// introspect runs read with a process for all callers, which then stays for their calls, or
-// else with a process of its own. It waits for the start as long as that takes.
-func (p *pool) introspect(read func(w *Worker) (*manifest, error)) (*manifest, error) {
+// introspect reads the lists of a process for all callers, which then stays for their calls, or
+// else of a process of its own. It waits for the start as long as that takes. Some servers register
+// the rest of their tools only once they know their client.
+func (p *pool) introspect() (*manifest, error) {
 	member, end := context.WithCancel(p.ctx)
 	defer end()
 	c, err := p.pick(Caller{Member: member})
 	if err != nil {
 		return nil, err
 	}
-	defer p.leave(c, false)
+	defer p.leave(c)
 	<-c.ready
 	if c.err != nil {
 		return nil, c.err
 	}
-	return read(c.worker)
+	if bytes.Contains(c.worker.info.get("capabilities"), []byte(`"listChanged"`)) {
+		pauseFor(p.ctx, settleTime)
+	}
+	return readManifest(p.ctx, c.worker)
 }
 
 // enter returns the process for a caller, and starts it if there is none. The process is
@@ -191,7 +196,7 @@ func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 		err = c.err
 	}
 	if err != nil {
-		p.leave(c, false)
+		p.leave(c)
 		return nil, err
 	}
 	return c, nil
@@ -308,15 +313,12 @@ func (p *pool) makeRoom(principal *Principal) {
 	}
 }
 
-// leave ends a call. A call that succeeded makes the pool forget earlier crashes.
-func (p *pool) leave(c *process, succeeded bool) {
+// leave ends a call.
+func (p *pool) leave(c *process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.active--
 	c.lastUse = time.Now()
-	if succeeded {
-		delete(p.crashed, c.caller.Member)
-	}
 	member := c.caller.Member
 	if c.active == 0 && (!c.started || member != nil && member.Err() != nil) {
 		p.end(c)

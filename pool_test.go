@@ -76,7 +76,7 @@ func TestProcessesAreBounded(t *testing.T) {
 		}
 		leave := func(session string) {
 			c, _ := started.LoadAndDelete(session)
-			p.leave(c.(*process), true)
+			p.leave(c.(*process))
 			pass(time.Second)
 			synctest.Wait()
 		}
@@ -179,7 +179,7 @@ func TestIdleProcessesEnd(t *testing.T) {
 			if tt.subscribed {
 				must(t, p.keep(c))
 			}
-			p.leave(c, true)
+			p.leave(c)
 			p.reap(time.Now().Add(tt.ends-time.Second), tt.idle)
 			check(t, "processes before that time", p.count(true), 1)
 			p.reap(time.Now().Add(tt.ends+time.Second), tt.idle)
