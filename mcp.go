@@ -400,7 +400,7 @@ func (r *request) forward() (object, error) {
 		if err == nil {
 			err = r.checkHeaders(item)
 		}
-		if err == nil && r.params.get("requestState") != nil && !item.module.Stateless {
+		if err == nil && r.params.get("requestState") != nil && !item.Module.Stateless {
 			err = errStaleState
 		}
 		if err != nil {

@@ -98,37 +98,33 @@ const subscribeMethod = "resources/subscribe"
 
 // callOnce makes one request, when there is a process and a slot for it.
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
-	params object) (result object, err error) {
+	params object) (object, error) {
 	if p.ctx.Err() != nil {
 		return nil, errRetired
 	}
 	request := p.shell.request
 	if p.shell == nil {
-		c, failed := p.enter(ctx, caller)
-		if failed != nil {
-			return nil, failed
+		c, err := p.enter(ctx, caller)
+		if err != nil {
+			return nil, err
 		}
 		defer p.leave(c)
 		request = c.worker.request
-		if method == subscribeMethod {
-			err = p.keep(c)
+		if method == subscribeMethod && !p.keep(c) {
+			return nil, rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
 	slot := &slot[*Principal]{counter: &p.calls, key: caller.Principal}
-	err = p.await(ctx, caller, slot.grant())
+	err := p.await(ctx, caller, slot.grant())
 	if err == nil {
 		defer time.AfterFunc(slowCall, func() { p.logSlow(caller, method, params) }).Stop()
 		err = lastCheck(caller)
 	}
 	if err == nil {
-		result, err = request(ctx, caller, method, params, p.timeout, slot)
-	} else {
-		slot.release()
+		return request(ctx, caller, method, params, p.timeout, slot)
 	}
-	return result, err
+	slot.release()
+	return nil, err
 }
 
 // logSlow logs that a call is still running.
@@ -142,15 +138,12 @@ func (p *pool) logSlow(caller Caller, method string, params object) {
 }
 
 // keep makes a process live as long as its session, which gets the module's reports of changes.
-// The error says that the process can't report changes to one session.
-func (p *pool) keep(c *process) error {
-	if !p.perSession || c.worker.stateless {
-		return rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
-	}
+// It reports whether the process can report changes to one session.
+func (p *pool) keep(c *process) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c.kept = true
-	return nil
+	c.kept = p.perSession && !c.worker.stateless
+	return c.kept
 }
 
 // lastCheck checks a caller's claim for the last time. Call it immediately before a call is

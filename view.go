@@ -102,9 +102,8 @@ type View struct {
 	// Fingerprints maps the name of each list in announcedLists to a hash of the list.
 	Fingerprints map[string]string
 
-	items     map[string]map[string][]*Item // by list, and by name or URI: the items that would have it
+	items     map[string]map[string][]*Item // by list, and by name, URI or path: the items that would have it
 	templates []*Item                       // longest prefix first
-	webhooks  map[string][]*Item            // by path: the tools that would have it; see Hook
 }
 
 // ViewModule is a module and its label in a view.
@@ -119,7 +118,6 @@ type Item struct {
 	// Name is the tool's or prompt's name in the view, the resource's URI, or the part of a
 	// template before its first expression: the module itself interprets the rest.
 	Name   string
-	Label  string  // of the module in the view
 	Method *Method // of a tool
 	// HookPath is the path below /webhook/ for the tool's method, or "" for a method that
 	// receives no webhooks, or whose name can't be part of a URL.
@@ -127,19 +125,14 @@ type Item struct {
 
 	ownName    string // the module's own name for a tool or prompt
 	definition object // of a tool or prompt, without its name
-	module     *Module
-}
-
-// item returns an item of the module.
-func (m ViewModule) item(name string) *Item {
-	return &Item{Name: name, Label: m.Label, module: m.Module}
+	ViewModule
 }
 
 // offer adds a URI of the module to byURI.
 func (m ViewModule) offer(byURI map[string][]*Item, uri string) {
-	isOwn := func(i *Item) bool { return i.module == m.Module }
+	isOwn := func(i *Item) bool { return i.Module == m.Module }
 	if !slices.ContainsFunc(byURI[uri], isOwn) {
-		byURI[uri] = append(byURI[uri], m.item(uri))
+		byURI[uri] = append(byURI[uri], &Item{Name: uri, ViewModule: m})
 	}
 }
 
@@ -151,8 +144,7 @@ func newView(c *Catalog, key viewKey) *View {
 		catalog:      c,
 		scope:        scope,
 		ToolsOf:      make(map[*Module][]*Item),
-		items:        map[string]map[string][]*Item{"resources": {}},
-		webhooks:     make(map[string][]*Item),
+		items:        map[string]map[string][]*Item{"resources": {}, "webhooks": {}},
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
 	}
@@ -174,19 +166,22 @@ func (v *View) addToolsAndPrompts() {
 	var prompts []*Item
 	for _, m := range v.Modules {
 		for _, method := range m.Methods {
-			tool := m.item("")
-			tool.Method = method
-			tool.ownName = method.Name
-			tool.definition = method.definition
+			tool := &Item{
+				ViewModule: m,
+				Method:     method,
+				ownName:    method.Name,
+				definition: method.definition,
+			}
 			v.Tools = append(v.Tools, tool)
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
 			v.addWebhook(tool)
 		}
 		for _, raw := range m.Lists["prompts"] {
-			prompt := m.item("")
-			prompt.ownName = members(raw).text("name")
-			prompt.definition = members(raw).without("name")
-			prompts = append(prompts, prompt)
+			prompts = append(prompts, &Item{
+				ViewModule: m,
+				ownName:    members(raw).text("name"),
+				definition: members(raw).without("name"),
+			})
 		}
 	}
 	v.addNamed("tools", v.Tools)
@@ -215,10 +210,11 @@ func (v *View) addWebhook(t *Item) {
 		return
 	}
 	t.HookPath = path
-	v.webhooks[path] = append(v.webhooks[path], t)
-	if t.Method.Hook == "" && t.Label != t.module.Name {
-		bare := t.module.Name + "/" + t.Method.Name
-		v.webhooks[bare] = append(v.webhooks[bare], t)
+	hooks := v.items["webhooks"]
+	hooks[path] = append(hooks[path], t)
+	if t.Method.Hook == "" && t.Label != t.Module.Name {
+		bare := t.Module.Name + "/" + t.Method.Name
+		hooks[bare] = append(hooks[bare], t)
 	}
 }
 
@@ -238,7 +234,7 @@ func (v *View) addResources() {
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
 			prefix, _, _ := strings.Cut(members(raw).text("uriTemplate"), "{")
-			v.templates = append(v.templates, m.item(prefix))
+			v.templates = append(v.templates, &Item{Name: prefix, ViewModule: m})
 			templates = append(templates, raw)
 		}
 	}
@@ -276,7 +272,7 @@ func (v *View) Lookup(list, name string) *Item {
 	case claimants != nil: // the name belongs to none of them
 	case list == "tools":
 		own := slices.DeleteFunc(slices.Clone(v.Tools), func(t *Item) bool { return t.ownName != name })
-		if len(own) == 1 && v.candidates(name, own[0].module) == nil {
+		if len(own) == 1 && v.candidates(name, own[0].Module) == nil {
 			return own[0]
 		}
 	case list == "resources":
@@ -304,7 +300,7 @@ func (v *View) candidates(name string, own *Module) (list []ViewModule) {
 // to none of them, and Hook returns them all as claimants. A tool whose module shares its name is a
 // claimant of the path with the bare name.
 func (v *View) Hook(path string) (tool *Item, claimants []*Item) {
-	claimants = v.webhooks[path]
+	claimants = v.items["webhooks"][path]
 	if len(claimants) == 1 && claimants[0].HookPath == path {
 		return claimants[0], nil
 	}
@@ -325,7 +321,7 @@ func itemNames(items []*Item) string {
 // the module was replaced after the view was made, or its file has changed; then nothing was
 // done. Other errors are the module's, or say why its newest version can't be hosted.
 func (i *Item) Call(ctx context.Context, from Caller, method string, params object) (object, error) {
-	if err := i.module.owner.checkCurrent(i.module.pool); err != nil {
+	if err := i.owner.checkCurrent(i.pool); err != nil {
 		return nil, err
 	}
 	switch {
@@ -336,7 +332,7 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 		params = params.set("name", quote(i.ownName))
 	}
 	// A hosted program checks its arguments itself, but senders can't read errors of MCP.
-	own := i.Method != nil && i.module.Kind.singleFile()
+	own := i.Method != nil && i.Kind.singleFile()
 	if own || i.Method != nil && from.Principal == senders {
 		arguments, err := i.Method.checkArguments(params.get("arguments"))
 		if err != nil {
@@ -344,7 +340,7 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 		}
 		params = params.set("arguments", arguments)
 	}
-	result, err := i.module.pool.call(ctx, from, method, params)
+	result, err := i.pool.call(ctx, from, method, params)
 	if err == nil && own {
 		result = methodResult(result)
 	}

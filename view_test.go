@@ -54,7 +54,7 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 		if item == nil {
 			return ""
 		}
-		return item.module.Name
+		return item.Module.Name
 	}
 	for uri, want := range map[string]string{
 		"x://1":                               "",
