@@ -36,12 +36,11 @@ const (
 	maxPoll   = 30 * time.Second
 	pollShare = 20 // scans may take 1/pollShare of the time
 
-	publishDelay    = 50 * time.Millisecond  // from a change to the catalog that shows it
-	readInterval    = time.Second            // between two readings of the lists of one process
-	examineInterval = time.Minute            // between two introspections because a new process offers other things
-	retryDelay      = 5 * time.Second        // before a call tries a module again that failed
-	retryInterval   = time.Minute            // before a scan does
-	settleTime      = 250 * time.Millisecond // in which a new process may still add to its lists
+	publishDelay  = 50 * time.Millisecond  // from a change to the catalog that shows it
+	readInterval  = time.Second            // between two readings of the lists of one process
+	retryDelay    = 5 * time.Second        // before a call tries a module again that failed
+	retryInterval = time.Minute            // before a scan does, or before other lists of a new process count again
+	settleTime    = 250 * time.Millisecond // in which a new process may still add to its lists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
 )
@@ -445,7 +444,7 @@ func (o *moduleOwner) serve(offered *manifest) {
 // offer serves what a process of p offers: to all callers, or only to those of the process if it
 // serves one Member, because names from one claim's process must not reach other claims. If such a
 // process offers other things from its start, all may: then the module is introspected again, at
-// most once per examineInterval.
+// most once per retryInterval.
 func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 	served := o.latest.Load()
 	switch {
@@ -459,7 +458,7 @@ func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 		own := newModule(p, m)
 		own.owner = o
 		o.setOwn(p, w, own)
-		if isNew && time.Since(o.examined) > examineInterval {
+		if isNew && time.Since(o.examined) > retryInterval {
 			o.examined = time.Now()
 			o.work()
 		}

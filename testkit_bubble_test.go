@@ -418,7 +418,7 @@ func (p *pool) close() {
 	p.mu.Lock()
 	for _, c := range p.procs {
 		if c.worker != nil {
-			c.worker.stop(stoppedInCall)
+			c.worker.stop("was stopped during the call")
 		}
 	}
 	p.mu.Unlock()

@@ -122,7 +122,7 @@ func (w *Worker) update(change func(s *workerState)) {
 	s := &w.state
 	change(s)
 	if s.draining && len(s.calls) == 0 && w.alive() {
-		s.stopped = stoppedInCall
+		s.stopped = "was stopped"
 		w.cancel()
 	}
 	if s.failure != nil {
@@ -223,14 +223,8 @@ func (w *Worker) finish(exit string) {
 	close(w.done)
 }
 
-// Why usher ends a process, as its calls report it.
-const (
-	stoppedInCall  = "was stopped during the call"
-	stoppedBlocked = "was stopped because a cancelled call blocked it: call again"
-)
-
 // stop begins to end the process, unless it is ending anyway, and returns at once; done is closed
-// when it has ended. The reason is one of the constants above.
+// when it has ended. The calls in flight fail with the reason.
 func (w *Worker) stop(reason string) {
 	if !w.alive() {
 		return
@@ -246,7 +240,7 @@ func (w *Worker) drain() { w.update(func(s *workerState) { s.draining = true }) 
 func (w *Worker) stopBlocked() {
 	if w.alive() {
 		w.log.Error("a cancelled call blocks the module: ending its process")
-		w.stop(stoppedBlocked)
+		w.stop("was stopped because a cancelled call blocked it: call again")
 	}
 }
 
@@ -639,11 +633,10 @@ func (w *Worker) passOn(method string, params object) {
 	var c *call
 	var err error
 	w.update(func(s *workerState) { caller, c, err = w.target(s, params) })
-	logs := method == "notifications/message"
 	switch {
 	case err == nil && caller.Notify != nil && (c != nil || caller.reachable()):
 		caller.Notify(method, stripCallID(params))
-	case logs:
+	case method == "notifications/message":
 		data := clipText(string(params.get("data")), maxLoggedLine)
 		w.log.Info("module message", "level", params.text("level"), "data", data)
 	}
@@ -670,13 +663,9 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 		}
 		return nil
 	}
-	w.stop(stoppedInCall)
+	w.stop("can't start: " + err.Error())
 	<-w.done
-	s := w.snapshot()
-	if s.stopped != "" {
-		return processFault(w.module, "can't start: "+err.Error(), s.stderr.String())
-	}
-	return s.failure
+	return w.snapshot().failure
 }
 
 // handshake detects the protocol era of the module, unless it is known. If the module

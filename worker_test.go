@@ -347,7 +347,7 @@ func TestBlockedProcessIsEnded(t *testing.T) {
 				if tt.alive {
 					want = "was stopped during the call"
 				}
-				w.stop(stoppedInCall)
+				w.stop("was stopped during the call")
 				checkContains(t, "the other call", fmt.Sprint(<-errs), want)
 			})
 		})
