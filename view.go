@@ -43,8 +43,7 @@ type Module struct {
 
 // Catalog is an immutable set of modules. Safe for concurrent use.
 type Catalog struct {
-	modules []*Module                // sorted by source and name
-	hasOwn  map[context.Context]bool // a module has an entry in own
+	modules []*Module // sorted by source and name
 
 	mu    sync.Mutex
 	views map[viewKey]*View
@@ -59,20 +58,15 @@ type viewKey struct {
 // newCatalog returns a catalog of the modules, which it sorts.
 func newCatalog(modules []*Module) *Catalog {
 	slices.SortFunc(modules, func(a, b *Module) int { return strings.Compare(a.key(), b.key()) })
-	hasOwn := make(map[context.Context]bool)
-	for _, m := range modules {
-		for member := range m.own {
-			hasOwn[member] = true
-		}
-	}
-	return &Catalog{modules: modules, hasOwn: hasOwn, views: make(map[viewKey]*View)}
+	return &Catalog{modules: modules, views: make(map[viewKey]*View)}
 }
 
 // View returns the part of the catalog that scope contains, as the callers with a Member see it:
 // with what their own processes offer. View builds it at the first request, and keeps at most
 // maxViews views.
 func (c *Catalog) View(scope Scope, member context.Context) *View {
-	if !c.hasOwn[member] {
+	hasOwn := func(m *Module) bool { return m.own[member] != nil }
+	if !slices.ContainsFunc(c.modules, hasOwn) {
 		member = nil
 	}
 	key := viewKey{scope, member}
