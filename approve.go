@@ -179,7 +179,7 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 		o.listsChanged(p, w, true) // perhaps, since the manifest was made
 	}
 	if owner != nil {
-		context.AfterFunc(w.ctx, func() { r.setOwn(p, w, nil) })
+		context.AfterFunc(w.ctx, func() { o.do(func() { o.setOwn(p, w, nil) }) })
 	}
 	return w, nil
 }

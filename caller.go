@@ -121,7 +121,7 @@ func (w *Worker) handleRequest(msg *Message) {
 		w.reply(msg.ID, nil, err)
 		return
 	}
-	go w.ask(a) // done stays open until it ends: see update
+	w.running.Go(func() { w.ask(a) })
 }
 
 // newAsk finds the client that a request is for, and adds the request to the open ones.

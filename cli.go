@@ -396,7 +396,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item, error) {
 	name := strings.Join(words, " ")
 	var tools []string
-	for _, t := range r.View(scope).Tools {
+	for _, t := range r.View(scope, nil).Tools {
 		tools = append(tools, t.Name)
 		if name == t.Name || name == t.Label+" "+t.Method.Name {
 			return t, nil

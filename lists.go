@@ -5,13 +5,11 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 )
@@ -23,30 +21,12 @@ type manifest struct {
 	About     string                       // one sentence, "" for none
 	Problems  []string                     // for the module's author
 	Stateless bool                         // it speaks a revision without sessions
-	Parts     parts
+	Parts     parts                        // of the module, when the manifest was cached
 }
 
-// addsTo reports whether the manifest lists something that old does not list, by name or URI.
-func (m *manifest) addsTo(old *manifest) bool {
-	identify := func(item json.RawMessage) string {
-		definition := members(item)
-		return cmp.Or(definition.text("uri"), definition.text("name"))
-	}
-	for list, items := range m.Lists {
-		known := make(map[string]bool)
-		for _, item := range old.Lists[list] {
-			known[identify(item)] = true
-		}
-		isNew := func(item json.RawMessage) bool { return !known[identify(item)] }
-		if slices.ContainsFunc(items, isNew) {
-			return true
-		}
-	}
-	return false
-}
-
-// hash returns a hash of the manifest without its parts.
+// hash returns a hash of what the module offers.
 func (m manifest) hash() string {
+	m.Key = ""
 	m.Parts = parts{}
 	return hashOf(string(marshal(m)))
 }
@@ -68,20 +48,11 @@ func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	if p.shell != nil {
 		return p.shell.introspect(p.ctx)
 	}
-	m, err = p.introspect(p.readSettled)
+	m, err = p.introspect()
 	if slot.counter.busy() {
 		p.reap(time.Now(), 1)
 	}
 	return m, err
-}
-
-// readSettled reads the lists of a new process. Some servers register the rest of their tools only
-// once they know their client.
-func (p *pool) readSettled(w *Worker) (*manifest, error) {
-	if bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
-		pauseFor(p.ctx, settleTime)
-	}
-	return readManifest(p.ctx, w)
 }
 
 // listMethods are the methods that list what a module offers.
@@ -210,10 +181,6 @@ func (o *moduleOwner) read(p *pool, w *Worker, r *reading, isNew bool) {
 		pauseFor(w.ctx, readInterval) // more changes are likely to follow
 		o.do(func() { r.again = false })
 		m, err := readManifest(p.ctx, w)
-		if err == nil {
-			m.Key = p.cacheKey()
-			m.Parts = *o.loaded.Load()
-		}
 		again = false
 		o.do(func() {
 			if err == nil {

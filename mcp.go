@@ -239,7 +239,7 @@ func (r *request) notify(method string, params object) {
 // is empty.
 func (r *request) view() (*View, error) {
 	scope, err := r.principal.scope()
-	return r.server.modules.ViewOf(scope, r.member), err
+	return r.server.modules.View(scope, r.member), err
 }
 
 // readyView waits as waitReady does, and returns the view, which is empty if the claim has ended.
@@ -395,7 +395,7 @@ func (r *request) forward() (object, error) {
 		if err == nil {
 			err = r.checkHeaders(item)
 		}
-		if err == nil && r.params.get("requestState") != nil && !item.module.Stateless {
+		if err == nil && r.params.get("requestState") != nil && !item.Module.Stateless {
 			err = errStaleState
 		}
 		if err != nil {

@@ -36,12 +36,11 @@ const (
 	maxPoll   = 30 * time.Second
 	pollShare = 20 // scans may take 1/pollShare of the time
 
-	publishDelay    = 50 * time.Millisecond  // from a change to the catalog that shows it
-	readInterval    = time.Second            // between two readings of the lists of one process
-	examineInterval = time.Minute            // between two introspections because of a process that offers more
-	retryDelay      = 5 * time.Second        // before a call tries a module again that failed
-	retryInterval   = time.Minute            // before a scan does
-	settleTime      = 250 * time.Millisecond // in which a new process may still add to its lists
+	publishDelay  = 50 * time.Millisecond  // from a change to the catalog that shows it
+	readInterval  = time.Second            // between two readings of the lists of one process
+	retryDelay    = 5 * time.Second        // before a call tries a module again that failed
+	retryInterval = time.Minute            // before a scan does, or before other lists of a new process count again
+	settleTime    = 250 * time.Millisecond // in which a new process may still add to its lists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
 )
@@ -79,7 +78,6 @@ type Registry struct {
 	mu      sync.Mutex              // guards the fields below
 	modules map[string]*moduleOwner // by source.key; only scans add and remove them
 	files   map[string]string       // as scan.files, of the last scan
-	own     ownModules              // the value is never changed
 	due     bool                    // the catalog is about to be replaced
 	changed chan struct{}           // closed when the catalog has been replaced
 }
@@ -114,13 +112,10 @@ func (r *Registry) Close() {
 
 // ---- What requests need
 
-// View returns the modules of the current catalog that are inside a scope.
-func (r *Registry) View(scope Scope) *View { return r.ViewOf(scope, nil) }
-
-// ViewOf returns the modules of the current catalog that are inside a scope, as the callers with
-// a Member see them: see Catalog.ViewOf.
-func (r *Registry) ViewOf(scope Scope, member context.Context) *View {
-	return r.catalog.Load().ViewOf(scope, member)
+// View returns the modules of the current catalog that are inside a scope, as the callers with a
+// Member see them: see Catalog.View.
+func (r *Registry) View(scope Scope, member context.Context) *View {
+	return r.catalog.Load().View(scope, member)
 }
 
 // Call runs attempt, which finds something in a view and asks its module for a principal. If
@@ -150,18 +145,17 @@ func (r *Registry) Changed() <-chan struct{} {
 }
 
 // Pending reports whether modules inside a scope are being introspected for the first time
-// since they were found, changed or tried again, or whether the catalog does not show the outcome
-// yet.
+// since they were found, changed or tried again, or whether the catalog is about to be replaced.
 func (r *Registry) Pending(scope Scope) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, o := range r.modules {
 		m := o.latest.Load()
-		if (m.Pending || m != o.shown) && scope.Contains(m.Source) {
+		if m.Pending && scope.Contains(m.Source) {
 			return true
 		}
 	}
-	return false
+	return r.due
 }
 
 // WaitAll waits until no module inside a scope is pending, for at most timeout. It
@@ -188,19 +182,16 @@ func (r *Registry) CheckUnknown(ctx context.Context, view *View, name string, si
 	r.Refresh(since)
 	candidates := view.candidates(name, nil)
 	for _, m := range candidates {
-		if err := r.waitRead(ctx, m.Module); err != nil {
+		if err := m.owner.waitRead(ctx); err != nil {
 			return err
 		}
 	}
-	r.mu.Lock()
-	due := r.due
-	r.mu.Unlock()
-	if due || r.Pending(view.scope) || r.catalog.Load() != view.catalog {
+	if r.Pending(view.scope) || r.catalog.Load() != view.catalog {
 		return errRetired
 	}
 	for _, m := range candidates {
 		if m.Err != nil {
-			return m.checkCurrent()
+			return m.owner.checkCurrent(m.pool)
 		}
 	}
 	return nil
@@ -309,10 +300,9 @@ func (r *Registry) publish() {
 	r.due = false
 	var modules []*Module
 	for _, o := range r.modules {
-		o.shown = o.latest.Load()
-		modules = append(modules, o.shown)
+		modules = append(modules, o.latest.Load())
 	}
-	r.catalog.Store(newCatalog(modules, r.own))
+	r.catalog.Store(newCatalog(modules))
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
@@ -328,7 +318,6 @@ type moduleOwner struct {
 	cancel   context.CancelFunc
 	latest   atomic.Pointer[Module] // for the next catalog; changed with mu locked
 	loaded   atomic.Pointer[parts]  // of the newest version, as far as they are known
-	shown    *Module                // in the catalog; nil if it has none yet; guarded by Registry.mu
 
 	// Guarded by Registry.scanning.
 	source  source // the newest; zero until its first version begins
@@ -337,7 +326,7 @@ type moduleOwner struct {
 	mu       sync.Mutex           // guards the fields below
 	pool     *pool                // of the newest version
 	readings map[*Worker]*reading // of the lists of its processes
-	examined time.Time            // when a process that offers more last caused an introspection
+	examined time.Time            // when a process last caused an introspection
 	failed   time.Time            // when its introspection failed; else zero
 	reported string               // why the module could not be hosted
 }
@@ -349,7 +338,7 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 		log:      r.Log.With("module", found.Name, "kind", found.Kind, "file", found.file()),
 		readings: make(map[*Worker]*reading),
 	}
-	o.latest.Store(&Module{source: found, Pending: true})
+	o.latest.Store(&Module{source: found, owner: o, Pending: true})
 	o.loaded.Store(&parts{})
 	o.ctx, o.cancel = context.WithCancel(r.ctx)
 	r.mu.Lock()
@@ -370,10 +359,10 @@ func (o *moduleOwner) do(change func()) {
 
 // show sets what the next catalog shows of the module.
 func (o *moduleOwner) show(m Module) {
-	m.checkCurrent = func() error { return o.checkCurrent(m.pool) }
-	o.latest.Store(&m)
+	m.owner = o
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
+	o.latest.Store(&m)
 	o.registry.publishSoon()
 }
 
@@ -401,19 +390,17 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 	case o.registry.CachedOnly:
 		o.fail(errors.New("not in the cache: omit -cached"))
 	default:
-		o.work(o.introspect)
+		o.work()
 	}
 }
 
-// work runs read in the background, and serves the manifest that it returns.
-func (o *moduleOwner) work(read func(p *pool) (*manifest, error)) {
+// work introspects the newest version in the background, and serves what it offers.
+func (o *moduleOwner) work() {
 	p := o.pool
 	o.registry.running.Go(func() {
-		m, err := read(p)
+		m, err := o.introspect(p)
 		if err == nil {
-			m.Key = p.cacheKey()
-			m.Parts = *o.loaded.Load()
-			o.registry.writeCache(p.source, m)
+			o.writeCache(p.source, m)
 		}
 		o.do(func() {
 			if p != o.pool { // a newer version has begun
@@ -438,51 +425,48 @@ func (o *moduleOwner) serve(offered *manifest) {
 	}
 	p.offers = hash
 	m := newModule(p, offered)
-	served := o.latest.Load().pool
+	last := o.latest.Load()
 	what := "module changed"
-	if served == nil {
+	if last.pool == nil {
 		what = "module added"
+	}
+	if last.pool == p {
+		m.own = last.own
 	}
 	o.log.Info(what, "tools", len(m.Methods))
 	o.reported = ""
 	o.show(*m)
-	if served != p {
-		served.retire()
+	if last.pool != p {
+		last.pool.retire()
 	}
 }
 
 // offer serves what a process of p offers: to all callers, or only to those of the process if it
 // serves one Member, because names from one claim's process must not reach other claims. If such a
-// process offers something new from its start, all may: then the module is introspected again, at
-// most once per examineInterval.
+// process offers other things from its start, all may: then the module is introspected again, at
+// most once per retryInterval.
 func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 	served := o.latest.Load()
 	switch {
 	case p != served.pool:
 	case !p.perSession:
-		o.registry.writeCache(p.source, m)
+		o.writeCache(p.source, m)
 		o.serve(m)
 	case m.hash() == p.offers:
-		o.registry.setOwn(p, w, nil)
+		o.setOwn(p, w, nil)
 	default:
 		own := newModule(p, m)
-		own.checkCurrent = served.checkCurrent
-		o.registry.setOwn(p, w, own)
-		if isNew && m.addsTo(&served.manifest) && time.Since(o.examined) > examineInterval {
+		own.owner = o
+		o.setOwn(p, w, own)
+		if isNew && time.Since(o.examined) > retryInterval {
 			o.examined = time.Now()
-			o.work(o.introspect)
+			o.work()
 		}
 	}
 }
 
-// waitRead waits until the lists of a module's processes are not being read.
-func (r *Registry) waitRead(ctx context.Context, m *Module) error {
-	r.mu.Lock()
-	o := r.modules[m.key()]
-	r.mu.Unlock()
-	if o == nil {
-		return nil
-	}
+// waitRead waits until the lists of the module's processes are not being read.
+func (o *moduleOwner) waitRead(ctx context.Context) error {
 	o.mu.Lock()
 	readings := slices.Collect(maps.Values(o.readings))
 	o.mu.Unlock()
@@ -495,26 +479,25 @@ func (r *Registry) waitRead(ctx context.Context, m *Module) error {
 }
 
 // setOwn sets the module that the callers of w, a process of p for one Member, see in place of the
-// one that p serves. They see that one again if m is nil, and after the end of w.
-func (r *Registry) setOwn(p *pool, w *Worker, m *Module) {
+// one that is served. They see that one again if own is nil, and after the end of w. The process for
+// deliveries has no Member: senders see the view of everything.
+func (o *moduleOwner) setOwn(p *pool, w *Worker, own *Module) {
 	member := w.owner.Member
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	isGone := m != nil && !w.alive()
-	isSame := m == nil && r.own[member][p] == nil
-	if isGone || isSame || member == nil { // deliveries have no Member, and the view of everything
+	m := *o.latest.Load()
+	last := m.own[member]
+	isGone := own != nil && !w.alive()
+	isSame := own == nil && (last == nil || last.pool != p)
+	if isGone || isSame || member == nil {
 		return
 	}
-	own := make(map[*pool]*Module)
-	maps.Copy(own, r.own[member])
-	own[p] = m
-	maps.DeleteFunc(own, func(_ *pool, m *Module) bool { return m == nil })
-	all := make(ownModules)
-	maps.Copy(all, r.own)
+	all := make(map[context.Context]*Module)
+	maps.Copy(all, m.own)
 	all[member] = own
-	maps.DeleteFunc(all, func(_ context.Context, own map[*pool]*Module) bool { return len(own) == 0 })
-	r.own = all
-	r.publishSoon()
+	if own == nil {
+		delete(all, member)
+	}
+	m.own = all
+	o.show(m)
 }
 
 // fail records why the newest version can't be hosted.
@@ -657,8 +640,10 @@ func (r *Registry) readCache(s source) *manifest {
 }
 
 // writeCache caches the manifest of a source.
-func (r *Registry) writeCache(s source, m *manifest) {
-	if err := writeFile(r.cachePath(s), marshal(m), os.O_TRUNC, 0o600); err != nil {
-		r.Log.Warn("writing the cache", "err", err) // it costs time at the next start
+func (o *moduleOwner) writeCache(s source, m *manifest) {
+	m.Key = s.cacheKey()
+	m.Parts = *o.loaded.Load()
+	if err := writeFile(o.registry.cachePath(s), marshal(m), os.O_TRUNC, 0o600); err != nil {
+		o.log.Warn("writing the cache", "err", err) // it costs time at the next start
 	}
 }

@@ -278,7 +278,9 @@ func TestInitializeIsAnsweredAtOnce(t *testing.T) {
 func TestListsWaitForTheirScope(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		begun, r := time.Now(), introspecting(t)
+		r := introspecting(t)
+		pass(2 * publishDelay)
+		begun := time.Now()
 		waits := func(when string, scope Scope, want time.Duration) {
 			t.Helper()
 			start := time.Now()
@@ -291,6 +293,7 @@ func TestListsWaitForTheirScope(t *testing.T) {
 		waits("for too long", scopeAll(), 0)
 		r.update(scanOf("p", "q"))
 		waits("later", scopeAll(), 0)
+		pass(2 * publishDelay)
 		check(t, "pending in its folder", r.Pending(scopeDir("/w/q")), true)
 		check(t, "pending in another folder", r.Pending(scopeDir("/w/r")), false)
 	})
@@ -415,7 +418,7 @@ func TestPanicEndsScan(t *testing.T) {
 		},
 	})
 	writeFake(t, dir+"/a.usher", "good tools=x")
-	await(t, "the module", func() bool { return len(r.View(scopeAll()).Modules) == 1 })
+	await(t, "the module", func() bool { return len(r.View(scopeAll(), nil).Modules) == 1 })
 	checkContains(t, "the log", out.String(), "in a scan")
 }
 

@@ -22,13 +22,13 @@ func nameItems(items []*Item) map[string][]*Item {
 		own := "_" + plainName(item.ownName)
 		item.Name = item.Label + own
 		claimants[item.Name] = append(claimants[item.Name], item)
-		if bare := item.module.Name + own; bare != item.Name {
+		if bare := item.Module.Name + own; bare != item.Name {
 			claimants[bare] = append(claimants[bare], item)
 		}
 	}
 	for _, item := range items {
 		if len(claimants[item.Name]) > 1 || hashedName.MatchString(item.Name) {
-			item.Name += "_" + hashOf(item.module.Name, item.Label, item.ownName)[:12]
+			item.Name += "_" + hashOf(item.Module.Name, item.Label, item.ownName)[:12]
 			claimants[item.Name] = []*Item{item} // no other item keeps a name with a hash
 		}
 	}

@@ -17,7 +17,7 @@ func viewOf(t *testing.T, scope Scope, modules ...string) *View {
 	for _, i := range rand.Perm(len(modules)) { // in any order of discovery
 		list = append(list, module(t, modules[i]))
 	}
-	return newCatalog(list, nil).View(scope)
+	return newCatalog(list).View(scope, nil)
 }
 
 var hashDigits = regexp.MustCompile(`[0-9a-f]{12}`)

@@ -7,6 +7,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -69,8 +70,6 @@ type process struct {
 	active  int   // calls under way
 	kept    bool  // it is not stopped for being idle
 	lastUse time.Time
-
-	unlink func() bool // makes the process independent of caller.Member; nil if it is
 }
 
 // call makes one request of the module; see Worker.request. If a stateless module answers
@@ -99,37 +98,33 @@ const subscribeMethod = "resources/subscribe"
 
 // callOnce makes one request, when there is a process and a slot for it.
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
-	params object) (result object, err error) {
+	params object) (object, error) {
 	if p.ctx.Err() != nil {
 		return nil, errRetired
 	}
 	request := p.shell.request
 	if p.shell == nil {
-		c, failed := p.enter(ctx, caller)
-		if failed != nil {
-			return nil, failed
+		c, err := p.enter(ctx, caller)
+		if err != nil {
+			return nil, err
 		}
-		defer func() { p.leave(c, err == nil) }()
+		defer p.leave(c)
 		request = c.worker.request
-		if method == subscribeMethod {
-			err = p.keep(c)
+		if method == subscribeMethod && !p.keep(c) {
+			return nil, rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
 		}
-	}
-	if err != nil {
-		return nil, err
 	}
 	slot := &slot[*Principal]{counter: &p.calls, key: caller.Principal}
-	err = p.await(ctx, caller, slot.grant())
+	err := p.await(ctx, caller, slot.grant())
 	if err == nil {
 		defer time.AfterFunc(slowCall, func() { p.logSlow(caller, method, params) }).Stop()
 		err = lastCheck(caller)
 	}
 	if err == nil {
-		result, err = request(ctx, caller, method, params, p.timeout, slot)
-	} else {
-		slot.release()
+		return request(ctx, caller, method, params, p.timeout, slot)
 	}
-	return result, err
+	slot.release()
+	return nil, err
 }
 
 // logSlow logs that a call is still running.
@@ -143,15 +138,12 @@ func (p *pool) logSlow(caller Caller, method string, params object) {
 }
 
 // keep makes a process live as long as its session, which gets the module's reports of changes.
-// The error says that the process can't report changes to one session.
-func (p *pool) keep(c *process) error {
-	if !p.perSession || c.worker.stateless {
-		return rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
-	}
+// It reports whether the process can report changes to one session.
+func (p *pool) keep(c *process) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c.kept = true
-	return nil
+	c.kept = p.perSession && !c.worker.stateless
+	return c.kept
 }
 
 // lastCheck checks a caller's claim for the last time. Call it immediately before a call is
@@ -165,21 +157,25 @@ func lastCheck(caller Caller) error {
 	return err
 }
 
-// introspect runs read with a process for all callers, which then stays for their calls, or
-// else with a process of its own. It waits for the start as long as that takes.
-func (p *pool) introspect(read func(w *Worker) (*manifest, error)) (*manifest, error) {
+// introspect reads the lists of a process for all callers, which then stays for their calls, or
+// else of a process of its own. It waits for the start as long as that takes. Some servers register
+// the rest of their tools only once they know their client.
+func (p *pool) introspect() (*manifest, error) {
 	member, end := context.WithCancel(p.ctx)
 	defer end()
 	c, err := p.pick(Caller{Member: member})
 	if err != nil {
 		return nil, err
 	}
-	defer p.leave(c, false)
+	defer p.leave(c)
 	<-c.ready
 	if c.err != nil {
 		return nil, c.err
 	}
-	return read(c.worker)
+	if bytes.Contains(c.worker.info.get("capabilities"), []byte(`"listChanged"`)) {
+		pauseFor(p.ctx, settleTime)
+	}
+	return readManifest(p.ctx, c.worker)
 }
 
 // enter returns the process for a caller, and starts it if there is none. The process is
@@ -193,7 +189,7 @@ func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 		err = c.err
 	}
 	if err != nil {
-		p.leave(c, false)
+		p.leave(c)
 		return nil, err
 	}
 	return c, nil
@@ -230,9 +226,6 @@ func (p *pool) pick(caller Caller) (*process, error) {
 		}
 		c = &process{caller: caller, ready: make(chan struct{})}
 		p.procs = append(p.procs, c)
-		if caller.Member != nil {
-			c.unlink = context.AfterFunc(caller.Member, func() { p.orphan(c) })
-		}
 		p.startWaiting()
 	}
 	c.active++
@@ -313,15 +306,12 @@ func (p *pool) makeRoom(principal *Principal) {
 	}
 }
 
-// leave ends a call. A call that succeeded makes the pool forget earlier crashes.
-func (p *pool) leave(c *process, succeeded bool) {
+// leave ends a call.
+func (p *pool) leave(c *process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.active--
 	c.lastUse = time.Now()
-	if succeeded {
-		delete(p.crashed, c.caller.Member)
-	}
 	member := c.caller.Member
 	if c.active == 0 && (!c.started || member != nil && member.Err() != nil) {
 		p.end(c)
@@ -345,9 +335,6 @@ func (p *pool) end(c *process) {
 
 // remove forgets a process. The caller holds p.mu.
 func (p *pool) remove(c *process) {
-	if c.unlink != nil {
-		c.unlink()
-	}
 	p.procs = slices.DeleteFunc(p.procs, func(o *process) bool { return o == c })
 }
 
@@ -355,6 +342,9 @@ func (p *pool) remove(c *process) {
 // start of a Member, the next process may start at once; after each further one within
 // crashMemory, only after crashPause.
 func (p *pool) run(c *process) {
+	if member := c.caller.Member; member != nil {
+		defer context.AfterFunc(member, func() { p.orphan(c) })()
+	}
 	var owner *Caller
 	if p.perSession {
 		owner = &c.caller
@@ -374,7 +364,7 @@ func (p *pool) run(c *process) {
 	crashed := err != nil && !errors.Is(err, errUnapproved)
 	if err == nil {
 		<-w.done
-		crashed = !w.snapshot().stopping
+		crashed = w.snapshot().stopped == ""
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -75,7 +75,7 @@ func TestProcessesAreBounded(t *testing.T) {
 		}
 		leave := func(session string) {
 			c, _ := started.LoadAndDelete(session)
-			p.leave(c.(*process), true)
+			p.leave(c.(*process))
 			pass(time.Second)
 			synctest.Wait()
 		}
@@ -172,9 +172,9 @@ func TestIdleProcessesEnd(t *testing.T) {
 			p.reap(time.Now().Add(24*time.Hour), tt.idle)
 			check(t, "processes with a call", p.count(true), 1)
 			if tt.subscribed {
-				must(t, p.keep(c))
+				check(t, "it can be kept", p.keep(c), true)
 			}
-			p.leave(c, true)
+			p.leave(c)
 			p.reap(time.Now().Add(tt.ends-time.Second), tt.idle)
 			check(t, "processes before that time", p.count(true), 1)
 			p.reap(time.Now().Add(tt.ends+time.Second), tt.idle)

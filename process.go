@@ -6,7 +6,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -280,6 +279,28 @@ func insideOf(source string) string {
 	return nestedVar + "=" + os.Getenv(nestedVar) + "\n" + source
 }
 
+// eachLine passes on the lines of an output, and the beginnings of those that are too long, until
+// the output ends. usher's own runtimes write a traceback as one line with vertical tabs; eachLine
+// turns the tabs back into new lines.
+func eachLine(output io.Reader, handle func(line string)) {
+	lines := newLineReader(output, maxLoggedLine)
+	for {
+		line, err := lines.next()
+		if err != nil && err != errLineTooLong {
+			return
+		}
+		text := strings.ToValidUTF8(string(line), "\uFFFD")
+		handle(strings.ReplaceAll(text, "\v", "\n"))
+	}
+}
+
+// tail is the last lines of an output, at most tailLines.
+type tail []string
+
+func (t *tail) add(line string) { *t = append((*t)[max(0, len(*t)+1-tailLines):], line) }
+
+func (t tail) String() string { return strings.Join(t, "\n") }
+
 // ---- The shell
 
 // shellRunner runs the functions of a shell module: each call in a process of its own.
@@ -371,7 +392,7 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	}
 	stdout := c.outputs[0]
 	stderr := c.outputs[1]
-	var lastLines string
+	var lastLines tail
 	var read sync.WaitGroup
 	read.Go(func() {
 		output, _ = io.ReadAll(io.LimitReader(stdout, maxShellOutput+1))
@@ -379,7 +400,14 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 			stdout.Close() // this ends the function
 		}
 	})
-	read.Go(func() { lastLines = s.readStderr(stderr) })
+	read.Go(func() {
+		eachLine(stderr, func(line string) {
+			s.log.Info("module output", "line", line)
+			// The shell's own errors begin with the script's absolute path.
+			folder := filepath.Dir(s.Source) + string(filepath.Separator)
+			lastLines.add(strings.ReplaceAll(line, folder, ""))
+		})
+	})
 	err = c.wait(ctx, 0)
 	read.Wait()
 	go s.keep(c)
@@ -390,7 +418,8 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	case len(output) > maxShellOutput:
 		err = fmt.Errorf("the result is larger than %s", formatSize(maxShellOutput))
 	case failed:
-		err = errors.New(cmp.Or(lastLines, fmt.Sprintf("%s ended with %v", filepath.Base(s.Source), err)))
+		ended := fmt.Sprintf("%s ended with %v", filepath.Base(s.Source), err)
+		err = errors.New(cmp.Or(lastLines.String(), ended))
 	}
 	return output, err
 }
@@ -408,21 +437,4 @@ func (s *shellRunner) keep(c *child) {
 	for c.signal(0) && pauseFor(s.kept, sweepInterval) {
 	}
 	c.end()
-}
-
-// readStderr logs each line that the shell writes to stderr, and returns the last lines.
-func (s *shellRunner) readStderr(pipe io.Reader) string {
-	var lastLines []string
-	lines := bufio.NewReaderSize(pipe, maxLoggedLine)
-	for {
-		raw, _, err := lines.ReadLine()
-		if err != nil {
-			return strings.Join(lastLines, "\n")
-		}
-		line := strings.ToValidUTF8(string(raw), "\uFFFD")
-		s.log.Info("module output", "line", line)
-		// The shell's own errors begin with the script's absolute path.
-		line = strings.ReplaceAll(line, filepath.Dir(s.Source)+string(filepath.Separator), "")
-		lastLines = append(lastLines[max(0, len(lastLines)+1-tailLines):], line)
-	}
 }

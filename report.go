@@ -76,7 +76,7 @@ func (a *app) report(r *Registry, scope Scope, daemonURL string) []moduleReport 
 			m.State = "building"
 		}
 		if scope.Contains(s.Source) {
-			a.addModule(&m, s, catalog.View(scope), catalog.View(scopeAll()), daemonURL)
+			a.addModule(&m, s, catalog.View(scope, nil), catalog.View(scopeAll(), nil), daemonURL)
 		} else {
 			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
 		}

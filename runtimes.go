@@ -267,9 +267,6 @@ func configModules(raw []byte, dir string) ([]source, error) {
 
 // readEntry reads the fields of a .mcp.json entry. It returns the first error.
 func (s *source) readEntry(entry object, dir string) error {
-	if entry == nil {
-		return errors.New("the entry is not an object")
-	}
 	l := &s.Launch
 	var env map[string]string
 	known := map[string]any{

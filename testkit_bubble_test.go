@@ -72,7 +72,7 @@ func (b *bubble) start(t *testing.T) {
 	stopping, stop := context.WithCancel(context.Background())
 	stopped, cancelCalls := context.WithCancel(context.Background())
 	b.server = newServer(serverConfig{
-		modules:  fixedRegistry(newCatalog([]*Module{b.m}, nil)),
+		modules:  fixedRegistry(newCatalog([]*Module{b.m})),
 		gate:     newGate(claims, newSessionKey(), false, log),
 		memory:   newMemory(1<<20, strangers),
 		log:      log,
@@ -411,7 +411,7 @@ func (p *pool) close() {
 	p.mu.Lock()
 	for _, c := range p.procs {
 		if c.worker != nil {
-			c.worker.stop()
+			c.worker.stop("was stopped during the call")
 		}
 	}
 	p.mu.Unlock()
@@ -425,7 +425,7 @@ func module(t testing.TB, text string) *Module {
 	words := strings.Fields(strings.TrimPrefix(text, "!"))
 	path, name, _ := strings.Cut(words[0], ":")
 	found := source{Name: name, Kind: kindExecutable, Source: path, Root: "/w"}
-	m := &Module{source: found, checkCurrent: func() error { return nil }}
+	m := &Module{source: found, owner: &moduleOwner{registry: &Registry{}}}
 	if text[0] == '!' {
 		return m
 	}

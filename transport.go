@@ -434,7 +434,7 @@ func (s *Server) follow(ctx context.Context, from admission, out *outbox, end <-
 		unreadable := from.principal.Unreadable()
 		if unreadable == nil && session.primary() == out {
 			if scope, err := from.principal.scope(); err == nil { // else it is told nothing
-				session.notifyChanges(s.modules.ViewOf(scope, from.member))
+				session.notifyChanges(s.modules.View(scope, from.member))
 			}
 		}
 		select {
@@ -444,7 +444,7 @@ func (s *Server) follow(ctx context.Context, from admission, out *outbox, end <-
 			return
 		case <-from.member.Done():
 			if session.life.Err() == nil && session.listenID == nil {
-				session.notifyChanges(s.modules.View(Scope{}))
+				session.notifyChanges(s.modules.View(Scope{}, nil))
 			}
 			return
 		case <-unreadable:

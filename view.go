@@ -34,25 +34,20 @@ type Module struct {
 	Pending bool  // the newest version is being introspected
 	Err     error // why the newest version is not hosted; nil while it is pending
 
-	pool *pool // nil if no version is served: then the module offers nothing, but affects names
-	// checkCurrent returns errRetired if the source file has a newer version that usher
-	// follows, or if usher still introspects that; other errors say why the newest version
-	// can't be hosted. It tries a version again that has failed. nil at first, while Pending.
-	checkCurrent func() error
+	owner *moduleOwner // knows whether the module is current
+	pool  *pool        // nil if no version is served: then the module offers nothing, but affects names
+	// own has, by Caller.Member, what takes the place of the module in the views of callers whose
+	// process offers other things than the module does.
+	own map[context.Context]*Module
 }
 
 // Catalog is an immutable set of modules. Safe for concurrent use.
 type Catalog struct {
 	modules []*Module // sorted by source and name
-	own     ownModules
 
 	mu    sync.Mutex
 	views map[viewKey]*View
 }
-
-// ownModules are, by Caller.Member, the modules whose process for that Member offers other things
-// than the module does: each by the pool of the module whose place it takes in views.
-type ownModules map[context.Context]map[*pool]*Module
 
 // viewKey identifies a view of a catalog.
 type viewKey struct {
@@ -61,19 +56,17 @@ type viewKey struct {
 }
 
 // newCatalog returns a catalog of the modules, which it sorts.
-func newCatalog(modules []*Module, own ownModules) *Catalog {
+func newCatalog(modules []*Module) *Catalog {
 	slices.SortFunc(modules, func(a, b *Module) int { return strings.Compare(a.key(), b.key()) })
-	return &Catalog{modules: modules, own: own, views: make(map[viewKey]*View)}
+	return &Catalog{modules: modules, views: make(map[viewKey]*View)}
 }
 
-// View returns the part of the catalog that scope contains, as callers without a process see it.
-func (c *Catalog) View(scope Scope) *View { return c.ViewOf(scope, nil) }
-
-// ViewOf returns the part of the catalog that scope contains, as the callers with a Member see it:
-// with what their own processes offer. ViewOf builds it at the first request, and keeps at most
+// View returns the part of the catalog that scope contains, as the callers with a Member see it:
+// with what their own processes offer. View builds it at the first request, and keeps at most
 // maxViews views.
-func (c *Catalog) ViewOf(scope Scope, member context.Context) *View {
-	if c.own[member] == nil {
+func (c *Catalog) View(scope Scope, member context.Context) *View {
+	hasOwn := func(m *Module) bool { return m.own[member] != nil }
+	if !slices.ContainsFunc(c.modules, hasOwn) {
 		member = nil
 	}
 	key := viewKey{scope, member}
@@ -83,7 +76,7 @@ func (c *Catalog) ViewOf(scope Scope, member context.Context) *View {
 		if len(c.views) >= maxViews { // most are of claims that have ended
 			clear(c.views)
 		}
-		c.views[key] = newView(c, scope, c.own[member])
+		c.views[key] = newView(c, key)
 	}
 	return c.views[key]
 }
@@ -103,9 +96,8 @@ type View struct {
 	// Fingerprints maps the name of each list in announcedLists to a hash of the list.
 	Fingerprints map[string]string
 
-	items     map[string]map[string][]*Item // by list, and by name or URI: the items that would have it
+	items     map[string]map[string][]*Item // by list, and by name, URI or path: the items that would have it
 	templates []*Item                       // longest prefix first
-	webhooks  map[string][]*Item            // by path: the tools that would have it; see Hook
 }
 
 // ViewModule is a module and its label in a view.
@@ -120,7 +112,6 @@ type Item struct {
 	// Name is the tool's or prompt's name in the view, the resource's URI, or the part of a
 	// template before its first expression: the module itself interprets the rest.
 	Name   string
-	Label  string  // of the module in the view
 	Method *Method // of a tool
 	// HookPath is the path below /webhook/ for the tool's method, or "" for a method that
 	// receives no webhooks, or whose name can't be part of a URL.
@@ -128,31 +119,26 @@ type Item struct {
 
 	ownName    string // the module's own name for a tool or prompt
 	definition object // of a tool or prompt, without its name
-	module     *Module
-}
-
-// item returns an item of the module.
-func (m ViewModule) item(name string) *Item {
-	return &Item{Name: name, Label: m.Label, module: m.Module}
+	ViewModule
 }
 
 // offer adds a URI of the module to byURI.
 func (m ViewModule) offer(byURI map[string][]*Item, uri string) {
-	isOwn := func(i *Item) bool { return i.module == m.Module }
+	isOwn := func(i *Item) bool { return i.Module == m.Module }
 	if !slices.ContainsFunc(byURI[uri], isOwn) {
-		byURI[uri] = append(byURI[uri], m.item(uri))
+		byURI[uri] = append(byURI[uri], &Item{Name: uri, ViewModule: m})
 	}
 }
 
-// newView selects the modules inside a scope, each replaced by its entry in own, if it has one. No
-// other function does.
-func newView(c *Catalog, scope Scope, own map[*pool]*Module) *View {
+// newView selects the modules inside a scope, each replaced by what the callers with a Member have in
+// its place. No other function does.
+func newView(c *Catalog, key viewKey) *View {
+	scope := key.scope
 	v := &View{
 		catalog:      c,
 		scope:        scope,
 		ToolsOf:      make(map[*Module][]*Item),
-		items:        map[string]map[string][]*Item{"resources": {}},
-		webhooks:     make(map[string][]*Item),
+		items:        map[string]map[string][]*Item{"resources": {}, "webhooks": {}},
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
 	}
@@ -160,7 +146,7 @@ func newView(c *Catalog, scope Scope, own map[*pool]*Module) *View {
 		return m.Name == "" || !scope.Contains(m.Source)
 	})
 	for i, label := range labels(inside, scope) {
-		m := cmp.Or(own[inside[i].pool], inside[i])
+		m := cmp.Or(inside[i].own[key.member], inside[i])
 		v.Modules = append(v.Modules, ViewModule{label, m})
 	}
 	v.addResources()
@@ -174,19 +160,22 @@ func (v *View) addToolsAndPrompts() {
 	var prompts []*Item
 	for _, m := range v.Modules {
 		for _, method := range m.Methods {
-			tool := m.item("")
-			tool.Method = method
-			tool.ownName = method.Name
-			tool.definition = method.definition
+			tool := &Item{
+				ViewModule: m,
+				Method:     method,
+				ownName:    method.Name,
+				definition: method.definition,
+			}
 			v.Tools = append(v.Tools, tool)
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
 			v.addWebhook(tool)
 		}
 		for _, raw := range m.Lists["prompts"] {
-			prompt := m.item("")
-			prompt.ownName = members(raw).text("name")
-			prompt.definition = members(raw).without("name")
-			prompts = append(prompts, prompt)
+			prompts = append(prompts, &Item{
+				ViewModule: m,
+				ownName:    members(raw).text("name"),
+				definition: members(raw).without("name"),
+			})
 		}
 	}
 	v.addNamed("tools", v.Tools)
@@ -215,10 +204,11 @@ func (v *View) addWebhook(t *Item) {
 		return
 	}
 	t.HookPath = path
-	v.webhooks[path] = append(v.webhooks[path], t)
-	if t.Method.Hook == "" && t.Label != t.module.Name {
-		bare := t.module.Name + "/" + t.Method.Name
-		v.webhooks[bare] = append(v.webhooks[bare], t)
+	hooks := v.items["webhooks"]
+	hooks[path] = append(hooks[path], t)
+	if t.Method.Hook == "" && t.Label != t.Module.Name {
+		bare := t.Module.Name + "/" + t.Method.Name
+		hooks[bare] = append(hooks[bare], t)
 	}
 }
 
@@ -238,7 +228,7 @@ func (v *View) addResources() {
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
 			prefix, _, _ := strings.Cut(members(raw).text("uriTemplate"), "{")
-			v.templates = append(v.templates, m.item(prefix))
+			v.templates = append(v.templates, &Item{Name: prefix, ViewModule: m})
 			templates = append(templates, raw)
 		}
 	}
@@ -276,7 +266,7 @@ func (v *View) Lookup(list, name string) *Item {
 	case claimants != nil: // the name belongs to none of them
 	case list == "tools":
 		own := slices.DeleteFunc(slices.Clone(v.Tools), func(t *Item) bool { return t.ownName != name })
-		if len(own) == 1 && v.candidates(name, own[0].module) == nil {
+		if len(own) == 1 && v.candidates(name, own[0].Module) == nil {
 			return own[0]
 		}
 	case list == "resources":
@@ -304,7 +294,7 @@ func (v *View) candidates(name string, own *Module) (list []ViewModule) {
 // to none of them, and Hook returns them all as claimants. A tool whose module shares its name is a
 // claimant of the path with the bare name.
 func (v *View) Hook(path string) (tool *Item, claimants []*Item) {
-	claimants = v.webhooks[path]
+	claimants = v.items["webhooks"][path]
 	if len(claimants) == 1 && claimants[0].HookPath == path {
 		return claimants[0], nil
 	}
@@ -325,7 +315,7 @@ func itemNames(items []*Item) string {
 // the module was replaced after the view was made, or its file has changed; then nothing was
 // done. Other errors are the module's, or say why its newest version can't be hosted.
 func (i *Item) Call(ctx context.Context, from Caller, method string, params object) (object, error) {
-	if err := i.module.checkCurrent(); err != nil {
+	if err := i.owner.checkCurrent(i.pool); err != nil {
 		return nil, err
 	}
 	switch {
@@ -336,7 +326,7 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 		params = params.set("name", quote(i.ownName))
 	}
 	// A hosted program checks its arguments itself, but senders can't read errors of MCP.
-	own := i.Method != nil && i.module.Kind.singleFile()
+	own := i.Method != nil && i.Kind.singleFile()
 	if own || i.Method != nil && from.Principal == senders {
 		arguments, err := i.Method.checkArguments(params.get("arguments"))
 		if err != nil {
@@ -344,7 +334,7 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 		}
 		params = params.set("arguments", arguments)
 	}
-	result, err := i.module.pool.call(ctx, from, method, params)
+	result, err := i.pool.call(ctx, from, method, params)
 	if err == nil && own {
 		result = methodResult(result)
 	}

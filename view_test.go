@@ -11,12 +11,12 @@ import (
 
 // A catalog keeps at most maxViews views.
 func TestViewsAreForgotten(t *testing.T) {
-	c := newCatalog(nil, nil)
+	c := newCatalog(nil)
 	for n := range 2 * maxViews {
-		c.View(scopeDir(fmt.Sprint("/w/", n)))
+		c.View(scopeDir(fmt.Sprint("/w/", n)), nil)
 	}
 	check(t, "too many views are kept", len(c.views) > maxViews, false)
-	check(t, "an empty list", string(c.View(scopeAll()).Lists["tools"]), `[]`)
+	check(t, "an empty list", string(c.View(scopeAll(), nil).Lists["tools"]), `[]`)
 }
 
 // No module takes a URI that another one lists, and none has a URI that two list or name as
@@ -48,13 +48,13 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 			m.Methods = append(m.Methods, method)
 		}
 	}
-	catalog := newCatalog([]*Module{c, b, a}, nil)
+	catalog := newCatalog([]*Module{c, b, a})
 	owner := func(scope Scope, uri string) string {
-		item := catalog.View(scope).Lookup("resources", uri)
+		item := catalog.View(scope, nil).Lookup("resources", uri)
 		if item == nil {
 			return ""
 		}
-		return item.module.Name
+		return item.Module.Name
 	}
 	for uri, want := range map[string]string{
 		"x://1":                               "",
@@ -73,7 +73,7 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 		check(t, clipText(uri, 20), owner(scopeAll(), uri), want)
 	}
 	check(t, "in b's scope", owner(scopeDir("/w/b.usher"), "x://1"), "b")
-	view := catalog.View(scopeAll())
+	view := catalog.View(scopeAll(), nil)
 	checkOmits(t, "the list", string(view.Lists["resources"]), "x://1", "x://named")
 	checkContains(t, "the list", string(view.Lists["resources"]), "x://2")
 }

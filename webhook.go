@@ -178,13 +178,13 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	ready := true // the view contains all modules
 	// Webhooks are not scoped: whoever has the secret may deliver to all of them.
-	tool, claimants := h.modules.View(scopeAll()).Hook(d.path)
+	tool, claimants := h.modules.View(scopeAll(), nil).Hook(d.path)
 	if tool == nil && claimants == nil {
 		if d.hasSecret {
 			h.modules.Refresh(d.received)
 		}
 		ready = h.modules.WaitAll(ctx, startupTime, scopeAll())
-		tool, claimants = h.modules.View(scopeAll()).Hook(d.path)
+		tool, claimants = h.modules.View(scopeAll(), nil).Hook(d.path)
 	}
 	switch {
 	case claimants != nil:

@@ -170,7 +170,7 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 		runSynced(t, row.what, func(t *testing.T) {
 			m := module(t, "/w/m.usher:m handleIt handleSigned")
 			m.Methods[1].Signature = "@signature github K_SIGNING_SECRET"
-			h := webhooksOf(fixedRegistry(newCatalog([]*Module{m}, nil)))
+			h := webhooksOf(fixedRegistry(newCatalog([]*Module{m})))
 			h.secret = row.secret
 			conns := make(pipes)
 			web := &http.Server{Handler: h, ReadTimeout: bodyTimeout}
@@ -234,7 +234,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 		{"a body", senders, 0, shown},
 		{"arguments", senders, 6000, shown},
 	} {
-		h := webhooksOf(fixedRegistry(newCatalog([]*Module{m}, nil)))
+		h := webhooksOf(fixedRegistry(newCatalog([]*Module{m})))
 		used := h.memory.open(row.principal).counter
 		full := used.perKey - row.left
 		used.reserve(row.principal, full)

@@ -86,7 +86,8 @@ type Worker struct {
 	ctx       context.Context     // ends when the process must end, or has ended
 	cancel    context.CancelFunc  // ends ctx
 	queued    chan struct{}       // 1-buffered: state.input is not empty
-	done      chan struct{}       // closed when the process group has ended and no client is being asked
+	running   sync.WaitGroup      // the process group, and requests to clients
+	done      chan struct{}       // closed when the process has ended and nothing is running
 	lastID    atomic.Int64        // of a request to the process
 	asking    counter[*Principal] // open requests to clients
 
@@ -96,9 +97,9 @@ type Worker struct {
 
 // workerState is everything about a Worker that changes.
 type workerState struct {
-	input  []byte   // lines to be written to the process
-	stderr []string // its last lines, at most tailLines
-	named  string   // the last line of stderr that names an error; not of a shim, which reports its own
+	input  []byte // lines to be written to the process
+	stderr tail   // and lines of stdout that are not JSON-RPC
+	named  string // the last line of stderr that names an error; not of a shim, which reports its own
 
 	ready     bool                      // the handshake has succeeded
 	calls     map[string]*call          // whose callers wait for the answers, by id
@@ -106,36 +107,28 @@ type workerState struct {
 	unsure    bool                      // a call was cancelled: an ask that names no call may belong to it
 	asks      map[string]*clientRequest // open requests to clients, by id
 
-	draining bool  // it takes no more calls, and ends when calls is empty
-	blocked  bool  // usher ends the process because of a cancelled call
-	stopping bool  // usher ends the process, so its end is not a crash
-	running  bool  // processes of its group may be left
-	failure  error // why calls fail: the process has ended; nil while it runs
-	closed   bool  // done is closed
+	draining bool   // it takes no more calls, and ends when calls is empty
+	stopped  string // why usher ends the process, so its end is not a crash; "" if usher doesn't
+	failure  error  // why calls fail: the process has ended; nil while it runs
 }
 
-// update locks the worker's state, calls change with it, and then restores three
-// invariants: a draining process without calls ends, a process that has ended has no calls,
-// and done is closed once the process group has ended and no client is being asked. Only
-// functions passed to update use the state. They must not block. The caller may hold the
-// pool's lock.
+// update locks the worker's state, calls change with it, and then restores two
+// invariants: a draining process without calls ends, and a process that has ended has no
+// calls. Only functions passed to update use the state. They must not block. The caller may
+// hold the pool's lock.
 func (w *Worker) update(change func(s *workerState)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := &w.state
 	change(s)
 	if s.draining && len(s.calls) == 0 && w.alive() {
-		s.stopping = true
+		s.stopped = "was stopped"
 		w.cancel()
 	}
 	if s.failure != nil {
 		s.answerAll(nil)
 		for id := range s.cancelled {
 			s.forgetCancelled(id)
-		}
-		if len(s.asks) == 0 && !s.running && !s.closed {
-			s.closed = true
-			close(w.done)
 		}
 	}
 }
@@ -193,63 +186,62 @@ func (w *Worker) spawn(l launch, g *groups) error {
 	if err != nil {
 		return err
 	}
-	w.update(func(s *workerState) { s.running = true })
-	var readers, others sync.WaitGroup
+	var readers sync.WaitGroup
 	readers.Go(func() { w.readStdout(c.outputs[0]) })
-	readers.Go(func() { w.readStderr(c.outputs[1]) })
-	others.Go(func() { w.writeStdin(stdin) })
+	readers.Go(func() { eachLine(c.outputs[1], w.remember) })
+	w.running.Go(func() { w.writeStdin(stdin) })
 	go func() {
 		err := c.wait(w.ctx, stdinTimeout) // writeStdin closes stdin
 		w.cancel()
-		others.Go(c.end)
+		w.running.Go(c.end)
 		readers.Wait()
 		for _, f := range c.outputs {
 			f.Close()
 		}
-		w.finish(cmp.Or(err, errors.New("exit status 0")).Error())
 		stdin.Close() // else writeStdin may wait forever for a process that can't be killed
-		others.Wait()
-		w.update(func(s *workerState) { s.running = false })
+		w.finish(cmp.Or(err, errors.New("exit status 0")).Error())
 	}()
 	return nil
 }
 
-// finish records that the process has ended, for example with "exit status 1".
+// finish records that the process has ended, for example with "exit status 1". It waits for the
+// rest of the process group, and closes done.
 func (w *Worker) finish(exit string) {
 	w.update(func(s *workerState) {
 		reason := fmt.Sprintf("crashed (%s); the next call starts it again", exit)
-		output := strings.Join(s.stderr, "\n")
+		output := s.stderr.String()
 		switch {
-		case s.blocked:
-			reason = "was stopped because a cancelled call blocked it: call again"
-		case s.stopping:
-			reason = "was stopped during the call"
+		case s.stopped != "":
+			reason = s.stopped
 		case !s.ready:
 			reason = fmt.Sprintf("exited at startup (%s)", exit)
 			output = cmp.Or(s.named, output)
 		}
 		s.failure = processFault(w.module, reason, output)
 	})
+	w.running.Wait()
+	close(w.done)
 }
 
-// stop begins to end the process and returns at once; done is closed when it has ended.
-func (w *Worker) stop() {
-	w.update(func(s *workerState) { s.stopping = s.stopping || w.alive() })
+// stop begins to end the process, unless it is ending anyway, and returns at once; done is closed
+// when it has ended. The calls in flight fail with the reason.
+func (w *Worker) stop(reason string) {
+	if !w.alive() {
+		return
+	}
+	w.update(func(s *workerState) { s.stopped = reason })
 	w.cancel()
 }
 
 // drain refuses new calls, and ends the process when all others are answered or cancelled.
 func (w *Worker) drain() { w.update(func(s *workerState) { s.draining = true }) }
 
-// stopBlocked ends the process, unless it is ending anyway. Its calls fail with the reason that a
-// cancelled call blocked it.
+// stopBlocked ends the process because a cancelled call blocks it.
 func (w *Worker) stopBlocked() {
-	if !w.alive() {
-		return
+	if w.alive() {
+		w.log.Error("a cancelled call blocks the module: ending its process")
+		w.stop("was stopped because a cancelled call blocked it: call again")
 	}
-	w.log.Error("a cancelled call blocks the module: ending its process")
-	w.update(func(s *workerState) { s.blocked = true })
-	w.stop()
 }
 
 // snapshot returns a copy of the state. The caller must not use the copy's maps.
@@ -290,41 +282,23 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 	}
 }
 
-// readStderr logs each line that the process writes to stderr, once the process has started: the
-// error of a process that can't start contains its last lines. usher's own runtimes write
-// a traceback as one line with vertical tabs; readStderr turns the tabs back into new
-// lines, within one record.
-func (w *Worker) readStderr(stderr io.Reader) {
-	defer catch(w.log, nil)
-	lines := newLineReader(stderr, maxLoggedLine)
-	for {
-		line, err := lines.next()
-		if errors.Is(err, errLineTooLong) {
-			line = []byte("(a line too long to log)")
-		} else if err != nil {
-			return
-		}
-		text := strings.ReplaceAll(string(line), "\v", "\n")
-		if w.remember(text) {
-			w.log.Info("module output", "line", text)
-		}
-	}
-}
-
 // namedError matches a line that names an error, after which some languages print a long stack.
 var namedError = regexp.MustCompile(`^([\w.]*(Error|Exception)\b.*|panic): .*[^[{]$`)
 
-// remember keeps a line, which may explain why the process did not start. It reports whether the
-// process has started.
-func (w *Worker) remember(line string) (ready bool) {
+// remember keeps a line of stderr, which may explain why the process did not start, and logs it if
+// the process has started. Else shakeHands does, or the error contains it.
+func (w *Worker) remember(line string) {
+	ready := false
 	w.update(func(s *workerState) {
 		ready = s.ready
 		if !w.confirms && namedError.MatchString(line) {
 			s.named = line
 		}
-		s.stderr = append(s.stderr[max(0, len(s.stderr)+1-tailLines):], line)
+		s.stderr.add(line)
 	})
-	return ready
+	if ready {
+		w.log.Info("module output", "line", line)
+	}
 }
 
 // readStdout handles the messages of the process until it closes its stdout. A process
@@ -355,8 +329,7 @@ func (w *Worker) readStdout(stdout io.Reader) {
 // id, all calls in flight fail.
 func (w *Worker) dropUnreadable(line []byte, why error) {
 	shown := clipText(string(line), maxLoggedLine)
-	w.log.Warn("a line on stdout is not JSON-RPC", "line", shown, "err", why)
-	w.remember("not MCP, on stdout: " + shown)
+	w.remember(fmt.Sprintf("not MCP, on stdout: %s (%v)", shown, why))
 	tooLong := why == errLineTooLong
 	if tooLong {
 		why = fmt.Errorf("it is larger than %s", formatSize(maxWorkerLine))
@@ -660,11 +633,10 @@ func (w *Worker) passOn(method string, params object) {
 	var c *call
 	var err error
 	w.update(func(s *workerState) { caller, c, err = w.target(s, params) })
-	logs := method == "notifications/message"
 	switch {
 	case err == nil && caller.Notify != nil && (c != nil || caller.reachable()):
 		caller.Notify(method, stripCallID(params))
-	case logs:
+	case method == "notifications/message":
 		data := clipText(string(params.get("data")), maxLoggedLine)
 		w.log.Info("module message", "level", params.text("level"), "data", data)
 	}
@@ -681,7 +653,7 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	defer cancel()
 	err := w.handshake(ctx, stateful)
 	if err == nil {
-		var lines []string
+		var lines tail
 		w.update(func(s *workerState) {
 			s.ready = true
 			lines = s.stderr
@@ -691,13 +663,9 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 		}
 		return nil
 	}
-	w.stop()
+	w.stop("can't start: " + err.Error())
 	<-w.done
-	s := w.snapshot()
-	if s.stopping {
-		return processFault(w.module, "can't start: "+err.Error(), strings.Join(s.stderr, "\n"))
-	}
-	return s.failure
+	return w.snapshot().failure
 }
 
 // handshake detects the protocol era of the module, unless it is known. If the module

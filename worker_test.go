@@ -342,7 +342,7 @@ func TestBlockedProcessIsEnded(t *testing.T) {
 			if tt.alive {
 				want = "was stopped during the call"
 			}
-			w.stop()
+			w.stop("was stopped during the call")
 			checkContains(t, "the other call", fmt.Sprint(<-errs), want)
 		})
 	}
