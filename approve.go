@@ -198,7 +198,7 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 		l, err = s.Launch.withEnvFile()
 	case kindGo:
 		folder := filepath.Join(r.CacheDir, "go")
-		loaded, err := buildGoModule(p.ctx, r.groups, folder, s.Source, o.loaded.Load())
+		loaded, err := buildGoModule(p.ctx, r.groups, folder, s.Source, s.Content, o.loaded.Load())
 		o.loaded.Store(loaded)
 		if err != nil {
 			return launch{}, err

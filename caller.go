@@ -158,8 +158,11 @@ func (w *Worker) ask(a *clientRequest) {
 	}
 	w.asking.release(a.caller.Principal, 1)
 	withdrawn := false
+	w.update(func(s *workerState) { withdrawn = a.withdrawn })
+	if !withdrawn {
+		w.reply(a.ID, result, err) // first: without open requests, the process may end
+	}
 	w.update(func(s *workerState) {
-		withdrawn = a.withdrawn
 		delete(s.asks, string(a.ID))
 		for _, c := range s.calls {
 			if a.call == c || a.call == nil {
@@ -167,9 +170,6 @@ func (w *Worker) ask(a *clientRequest) {
 			}
 		}
 	})
-	if !withdrawn {
-		w.reply(a.ID, result, err)
-	}
 }
 
 // askClient asks the client and returns its answer.

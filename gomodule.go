@@ -20,6 +20,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"time"
@@ -35,6 +36,7 @@ var goMainText string
 // goSource is the content of a module's file that its syntax alone reveals.
 type goSource struct {
 	base      string            // the file's name
+	text      []byte            // the file's content
 	about     string            // the package comment
 	functions []string          // the exported ones, in order, as literals of usher_method
 	problems  []string          // such as "x.usher.go:12: HandleX: why it can't be hosted"
@@ -55,7 +57,12 @@ func cantBuildf(base, format string, args ...any) error {
 // the compiler. Positions contain base instead of an absolute path, because sessions may
 // see error messages.
 func parseGoModule(base string, src []byte) (*goSource, error) {
-	s := &goSource{base: base, comments: map[string]string{}, positions: token.NewFileSet()}
+	s := &goSource{
+		base:      base,
+		text:      src,
+		comments:  map[string]string{},
+		positions: token.NewFileSet(),
+	}
 	file, err := parser.ParseFile(s.positions, base, src, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
 		return nil, cantBuildf(base, "%v", err) // the first error, and how many there are
@@ -186,11 +193,12 @@ const (
 // buildGoModule builds the module at path, an absolute path without links, unless last is the
 // outcome of an earlier build and its parts have not changed. The binary is in folder; its name is
 // new, so that no binary ever changes. Nothing is written beside the module. The error is a *fault
-// if the module is at fault or the build takes too long, or ctx's cause if ctx ended the build.
+// if the module is at fault or the build takes too long, ctx's cause if ctx ended the build, or
+// errUnapproved if the file has another SHA-256 than content ("": any). What is built is what had it.
 // loaded is last only if the error came before the go command. Safe for concurrent use, also by
 // several processes.
 func buildGoModule(
-	ctx context.Context, g *groups, folder, path string, last *parts,
+	ctx context.Context, g *groups, folder, path, content string, last *parts,
 ) (loaded *parts, err error) {
 	now := time.Now() // so that the binary counts as used
 	if !last.changed() && os.Chtimes(last.Binary, now, now) == nil {
@@ -200,7 +208,10 @@ func buildGoModule(
 	slow := cantBuildf(base, "go build took over %v", buildTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, buildTimeout, slow)
 	defer cancel()
-	src, _, err := readSource(path, kindGo)
+	src, hash, err := readSource(path, kindGo)
+	if err == nil && content != "" && hash != content {
+		err = errUnapproved
+	}
 	if err != nil {
 		return last, err
 	}
@@ -245,13 +256,20 @@ func removeUnused(folder string, age time.Duration) {
 func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary string) (*parts, error) {
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	overlayFile := filepath.Join(temp, "overlay.json")
-	replace := map[string]string{filepath.Join(dir, goMainName): mainFile}
 	module := s.base
 	if module[0] == '_' { // go build ignores such a file, even if it is named
 		module = "usher" + module
-		replace[filepath.Join(dir, module)] = filepath.Join(dir, s.base)
+	}
+	// The copy is what was read: the file may change at any time.
+	copied := filepath.Join(temp, s.base)
+	replace := map[string]string{
+		filepath.Join(dir, goMainName): mainFile,
+		filepath.Join(dir, module):     copied,
 	}
 	err := os.WriteFile(mainFile, []byte(s.generateMain()), 0o600)
+	if err == nil {
+		err = os.WriteFile(copied, s.text, 0o600)
+	}
 	if err == nil {
 		err = os.WriteFile(overlayFile, marshal(map[string]any{"Replace": replace}), 0o600)
 	}
@@ -273,6 +291,8 @@ func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary strin
 	case ctx.Err() != nil:
 		return loaded, context.Cause(ctx)
 	}
+	inCopy := regexp.MustCompile(`[^\s:]*` + regexp.QuoteMeta(filepath.Join(filepath.Base(temp), s.base)))
+	output = inCopy.ReplaceAllLiteralString(output, s.base)
 	// All messages of the go command are about the module or its imports.
 	if lines := goErrorLines(output); len(lines) > 0 {
 		return loaded, cantBuildf(s.base, "%s", strings.Join(lines, "\n"))

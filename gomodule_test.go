@@ -418,3 +418,13 @@ func FuzzParseGoModule(f *testing.F) {
 		must(t, err)
 	})
 }
+
+// What is built is what was approved, even if the file was another one in between.
+func TestBuildReadsWhatIsApproved(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir+"/m.usher.go", "//go:build usher\n\npackage main\n\nfunc F() {}\n")
+	path, err := filepath.EvalSymlinks(dir + "/m.usher.go")
+	must(t, err)
+	_, err = buildGoModule(t.Context(), newGroups(quiet), t.TempDir(), path, "other", &parts{})
+	check(t, "it is approved", errors.Is(err, errUnapproved), true)
+}

@@ -49,7 +49,7 @@ func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 		return p.shell.introspect(p.ctx)
 	}
 	m, err = p.introspect()
-	if slot.counter.busy() {
+	if !p.perSession && slot.counter.busy() { // else the process has ended
 		p.reap(time.Now(), 1)
 	}
 	return m, err
@@ -87,8 +87,15 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 		case err != nil:
 			m.Problems = append(m.Problems, err.Error())
 		}
+		seen := make(map[string]bool)
 		for _, item := range items {
-			if err := checkDefinition(key, item); err != nil {
+			id := itemID(item)
+			err := checkDefinition(key, item)
+			if err == nil && seen[id] {
+				err = fmt.Errorf("%s: %s is a duplicate, left out", listMethods[key], id)
+			}
+			seen[id] = true
+			if err != nil {
 				m.Problems = append(m.Problems, err.Error())
 			} else {
 				m.Lists[key] = append(m.Lists[key], item)
@@ -96,6 +103,12 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 		}
 	}
 	return m, nil
+}
+
+// itemID returns what distinguishes an item in its list: a URI or template, or else its name.
+func itemID(item json.RawMessage) string {
+	definition := members(item)
+	return cmp.Or(definition.text("uri"), definition.text("uriTemplate"), definition.text("name"))
 }
 
 // checkDefinition returns an error if MCP's schema forbids a definition in the list under

@@ -72,8 +72,9 @@ type Registry struct {
 	introspecting counter[Kind]  // modules that need no build
 	building      counter[Kind]  // modules whose introspection begins with a build
 
-	scanning sync.Mutex // held during a scan
-	scanned  time.Time  // when the last scan began; guarded by scanning
+	scanning sync.Mutex    // held during a scan
+	scanned  time.Time     // when the last scan began; guarded by scanning
+	scanTook time.Duration // the time that it took; guarded by scanning
 
 	mu      sync.Mutex              // guards the fields below
 	modules map[string]*moduleOwner // by source.key; only scans add and remove them
@@ -219,8 +220,11 @@ func (r *Registry) Refresh(since time.Time) {
 	if !r.Watch || r.scanned.After(since) {
 		return
 	}
+	// Calls of unknown names cause scans, which may take half of the time.
+	pauseFor(r.ctx, r.scanTook-time.Since(r.scanned.Add(r.scanTook)))
 	r.scanned = time.Now()
 	r.update(scanFolders(r.Roots, r.Served...))
+	r.scanTook = time.Since(r.scanned)
 }
 
 // update tells the owners of modules what a scan has found, and removes the modules that are gone.
@@ -593,21 +597,14 @@ func faultLine(details, file string) string {
 // newModule returns the module that a pool serves, if that offers what the manifest says.
 func newModule(p *pool, offered *manifest) *Module {
 	m := &Module{source: p.source, manifest: *offered, pool: p}
-	tools := m.Lists["tools"]
-	names := make(map[string]bool)
-	for _, raw := range tools {
+	for _, raw := range m.Lists["tools"] {
 		method := parseMethod(raw, m.Kind)
-		if names[method.Name] {
-			method.problems = []string{"a duplicate, left out"}
-		} else {
-			m.Methods = append(m.Methods, method)
-		}
-		names[method.Name] = true
+		m.Methods = append(m.Methods, method)
 		for _, problem := range method.problems {
 			m.Problems = append(m.Problems, method.Name+": "+problem)
 		}
 	}
-	if len(tools)+len(m.Problems) == 0 && m.Kind.singleFile() {
+	if len(m.Methods)+len(m.Problems) == 0 && m.Kind.singleFile() {
 		m.Problems = append(m.Problems, "no methods: usher new writes a module with some")
 	}
 	return m

@@ -77,14 +77,19 @@ type process struct {
 // errRetired, the pool was retired and nothing was done.
 func (p *pool) call(ctx context.Context, caller Caller, method string,
 	params object) (object, error) {
+	asked := false
 	for range maxRounds {
 		result, err := p.callOnce(ctx, caller, method, params)
 		if errors.Is(err, errNotSent) {
 			continue
 		}
+		if errors.Is(err, errRetired) && asked { // to begin again would ask again
+			err = rpcErrorf(codeInternal, "module %q was reloaded during the call: call again", p.Name)
+		}
 		if err != nil || caller.Sessionless || result.text("resultType") != resultInput {
 			return result, err
 		}
+		asked = true
 		params, err = answerInput(ctx, caller, params, result)
 		if err != nil {
 			return nil, err
@@ -405,7 +410,8 @@ func (p *pool) retire() {
 	}
 }
 
-// reap ends the processes that have had no call for idle (0: unlimited), and forgets crashes.
+// reap ends the processes that have had no call for idle (0: unlimited) or that only cancelled calls
+// crowd, and forgets crashes.
 func (p *pool) reap(now time.Time, idle time.Duration) {
 	if p.perSession && (idle == 0 || idle > sessionIdle) {
 		idle = sessionIdle
@@ -417,7 +423,9 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	})
 	p.startWaiting()
 	for _, c := range p.procs {
-		if c.active == 0 && !c.kept && idle > 0 && now.Sub(c.lastUse) > idle {
+		isIdle := c.active == 0 && !c.kept && idle > 0 && now.Sub(c.lastUse) > idle
+		isCrowded := c.active == 0 && c.worker != nil && c.worker.crowded(p.timeout)
+		if isIdle || isCrowded {
 			p.end(c)
 		}
 	}

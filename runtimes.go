@@ -58,14 +58,14 @@ var moduleEndings = map[string]Kind{
 	".mts": kindNode,
 }
 
-var moduleName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+var moduleName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
 
 // checkModuleName returns an error if a name can't be part of a tool's name.
 func checkModuleName(name string) error {
 	if moduleName.MatchString(name) {
 		return nil
 	}
-	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -: rename it", name)
+	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -, the first not -: rename it", name)
 }
 
 // moduleFile reports whether a file with this name is a module, and the module's name and

@@ -38,7 +38,7 @@ func goTestTree(t *testing.T, files map[string]string) string {
 func buildGoFile(ctx context.Context, folder, path string) (string, error) {
 	g := newGroups(slog.New(slog.DiscardHandler))
 	defer g.Close()
-	loaded, err := buildGoModule(ctx, g, folder, path, &parts{})
+	loaded, err := buildGoModule(ctx, g, folder, path, "", &parts{})
 	if len(g.left) > 0 {
 		return "", fmt.Errorf("groups are left: %v", g.left)
 	}
