@@ -12,10 +12,10 @@ import (
 
 // The limits of usher: every size and count that bounds something, by the file that
 // enforces it. Each line says the unit and what the limit applies to. A principal is one
-// claim, or everyone without a claim. A request beyond a limit waits, is refused, or evicts
-// the oldest entry of its principal. Other principals are affected only if several together
-// spend what they share: maxHeld, and the calls and processes of a module. Time limits are
-// declared where they are used.
+// claim, everyone without a claim, the senders with a secret or a signature, or strangers. A
+// request beyond a limit waits, is refused, or evicts the oldest entry of its principal. Other
+// principals are affected only if several together spend what they share: connections, maxHeld,
+// and the calls and processes of a module. Time limits are declared where they are used.
 const (
 	// http.go: bodies and headers of requests.
 	maxConns       = 1000      // connections without an admitted request; fewer if descriptors are few

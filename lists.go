@@ -31,8 +31,8 @@ func (m manifest) hash() string {
 	return hashOf(string(marshal(m)))
 }
 
-// introspect asks the first process of a version for its lists. The process then waits for calls,
-// unless more modules are about to be introspected: they might be a thousand.
+// introspect asks the first process of a version for its lists. The process of a single-file module
+// then waits for calls, unless more modules are about to be introspected: they might be a thousand.
 func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	r := o.registry
 	defer catch(o.log, &err)

@@ -1,12 +1,12 @@
 // Scope: which principal a request is from, and which part of the workspace it may
-// reach. Both follow from the request's headers and URL alone, by one table (decide), and
-// are fixed once the request is admitted. Clients that try one code after another are slowed
-// down. Nothing here depends on modules or messages.
+// reach. The principal follows from the request's headers and URL and from the session that they
+// name, by one table (decide), and is fixed once the request is admitted. Clients that try one
+// code after another are slowed down. Nothing here depends on modules or messages.
 //
 // Guarantees, and the tests that check them:
 //
-//   - No failure widens a scope: not an ended claim, not a file that can't be read, not a
-//     restart (TestDecisionsNeverWiden, TestScopeTable, TestModel).
+//   - No failure widens a scope beyond what the session began with: not an ended claim, not a
+//     file that can't be read, not a restart (TestDecisionsNeverWiden, TestScopeTable, TestModel).
 //   - A client can neither make nor change a session id (TestForgedIDsAreRefused).
 
 package main
@@ -118,7 +118,7 @@ var errKeepsClaim error = httpErrorf(http.StatusBadRequest,
 type Gate struct {
 	claims   *ClaimStore // nil for stdio, which ignores claims
 	sessions *sessionTable
-	require  bool // no request without a claim is admitted
+	require  bool // requests without a claim are refused
 	log      *slog.Logger
 	turns    *guessTurns // see newGuessTurns
 }
@@ -249,7 +249,7 @@ const maxBearerCode = 12
 // presentedCode returns a request's claim code, or "" for a malformed one, and reports
 // whether the request presents any. The first place that is not empty counts, valid or not:
 // the header, the URL, and a short bearer token. (Some clients can set no other header, and
-// others send a longer, unrelated token.) A slip never counts as "no code".
+// others send a longer, unrelated token.) A mistyped code there never counts as "no code".
 func presentedCode(r *http.Request) (code Code, presents bool) {
 	text := cmp.Or(
 		strings.Join(r.Header.Values(claimHeader), ","), // two headers are no code

@@ -1,6 +1,7 @@
 // Sessions: their ids, which are sealed, and the table of the sessions in memory. An id says
-// what initialize made the session, so a restart of the daemon ends no session, and a
-// forgotten session costs nothing. What happened to the session since is only in memory.
+// what initialize made the session, so a restart of the daemon ends no session but those of
+// HTTP+SSE, and a forgotten session costs nothing. What happened to the session since is only in
+// memory: a restored session is what it began as.
 
 package main
 
