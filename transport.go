@@ -73,6 +73,13 @@ func accepts(h http.Header, types ...string) bool {
 	return false
 }
 
+// prefersStream reports whether the Accept header lists streams before JSON.
+func prefersStream(h http.Header) bool {
+	accept := strings.ToLower(strings.Join(h.Values("Accept"), ","))
+	before, _, lists := strings.Cut(accept, "text/event-stream")
+	return lists && !strings.Contains(before, "application/json")
+}
+
 // servePOST receives one message. It answers a request, and accepts any other message.
 func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	contentType := r.Header.Get("Content-Type")
@@ -124,7 +131,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if from.session.era == stateless {
 		request.header = r.Header
 	}
-	answerPOST(w, request)
+	answerPOST(w, request, prefersStream(r.Header))
 	return nil
 }
 
@@ -167,8 +174,9 @@ func (s *Server) inSession(
 var errNoID error = httpErrorf(http.StatusBadRequest,
 	"no %s: send initialize first, then the id from its answer", sessionHeader)
 
-// answerPOST runs a request, and writes the answer to w or, if that is a stream, to r.out.
-func answerPOST(w http.ResponseWriter, r *request) {
+// answerPOST runs a request, and writes the answer to w or, if that is a stream, to r.out. If
+// stream is set, r.out becomes a stream, unless the answer needs an HTTP status.
+func answerPOST(w http.ResponseWriter, r *request, stream bool) {
 	var result object
 	err := r.begin(r.server.stopped)
 	if err == nil {
@@ -181,6 +189,9 @@ func answerPOST(w http.ResponseWriter, r *request) {
 	status := http.StatusOK
 	if err != nil && r.session.era == stateless {
 		status = rpcStatus(asRPCError(err).Code)
+	}
+	if stream && status == http.StatusOK {
+		r.out.send(nil)
 	}
 	answer := r.encodeAnswer(result, err)
 	switch {

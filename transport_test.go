@@ -116,7 +116,7 @@ func badRequests() []badRequest {
 		{"an Accept of neither", "Accept: text/html", "", 200, `"result":{}`},
 		{"no Accept", "Accept:", "", 200, `"result":{}`},
 		{"an Accept with streams first", "Accept: text/event-stream, application/json", "", 200,
-			`"result":{}`},
+			"event: message\ndata: {"},
 		{"an unknown version", "MCP-Protocol-Version: 1999-01-01", "", 400, "1999-01-01"},
 		{"no session", "Mcp-Session-Id:", "", 400, "send initialize first"},
 		{"a forged session", "Mcp-Session-Id: " + strings.Repeat("A", 75), "", 404, "send initialize again"},
