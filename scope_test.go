@@ -33,6 +33,22 @@ func TestUnreadableClaims(t *testing.T) {
 	checkSees(t, "without the file", scoped, presentNothing, seesNone)
 }
 
+// A request that was admitted before its claim ended reaches nothing afterwards.
+func TestScopeEndsWithClaim(t *testing.T) {
+	store := testStore(t, newDataDir(t))
+	p, err := store.Lookup(mustCreate(t, store).Code)
+	must(t, err)
+	scope, err := p.scope()
+	check(t, "an active claim has its scope", scope == scopeDir("/w/p"), true)
+	check(t, "its error", err, nil)
+	_, err = store.Revoke(t.Context(), p.Code)
+	must(t, err)
+	wantActive(t, store, p.Code, false)
+	scope, err = p.scope()
+	check(t, "an ended claim has no scope", scope == Scope{}, true)
+	check(t, "its error", err, errEnded)
+}
+
 // Every combination of facts has the decision that its purpose asks for, and no failure
 // lets a caller see more.
 func TestDecisionsNeverWiden(t *testing.T) {
@@ -141,6 +157,7 @@ func presentations(p, o, g, x string) []presentation {
 		{"three codes that are not valid",
 			presentAll(inHeader(g), inQuery(unknown), bearer("GHJKMN")), "", true},
 		{"two headers", setHeader(claimHeader, p, p), "", true},
+		{"two parameters", url("claim=" + p + "&claim=" + p), "", true},
 		{"a bearer token with a typing error", bearer(p[:5] + "0"), "", true},
 		{"a query that can't be parsed", url("claim=" + p + ";x=1"), "", true},
 		{"a query with a bad escape", url("claim=" + p + "%zz"), "", true},
