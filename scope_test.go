@@ -35,9 +35,11 @@ func TestUnreadableClaims(t *testing.T) {
 
 // A request that was admitted before its claim ended reaches nothing afterwards.
 func TestScopeEndsWithClaim(t *testing.T) {
-	store := testStore(t, newDataDir(t))
+	dir := newDataDir(t)
+	store := testStore(t, dir)
 	p, err := store.Lookup(mustCreate(t, store).Code)
 	must(t, err)
+	before := string(readFile(t, dir+"/claims.json"))
 	scope, err := p.scope()
 	check(t, "an active claim has its scope", scope == scopeDir("/w/p"), true)
 	check(t, "its error", err, nil)
@@ -47,6 +49,9 @@ func TestScopeEndsWithClaim(t *testing.T) {
 	scope, err = p.scope()
 	check(t, "an ended claim has no scope", scope == Scope{}, true)
 	check(t, "its error", err, errEnded)
+	writeClaimsFile(t, dir, before)
+	wantActive(t, store, p.Code, true)
+	check(t, "the request, once the claim has returned", p.Check(), errEnded)
 }
 
 // Every combination of facts has the decision that its purpose asks for, and no failure

@@ -154,6 +154,38 @@ func claimOf(t *testing.T, g *Gate, id string) claimID {
 	return claim
 }
 
+// A request uses the session that it found only if nothing has happened to the session since.
+func TestSessionIsCheckedAtUse(t *testing.T) {
+	g, _ := testGate(t, t.TempDir(), false)
+	own := &Principal{Claim: Claim{claimID: claimID{Code: "ABCDEF"}}, ctx: t.Context()}
+	for _, tt := range []struct {
+		name   string
+		happen func(s *Session)
+		want   bool
+	}{
+		{"nothing", func(*Session) {}, true},
+		{"another request gave it a claim", func(s *Session) { g.sessions.use(s, claimID{}, own) }, false},
+		{"its client ended it", g.sessions.end, false},
+		{"another request restored it", func(s *Session) {
+			again := newSession(s.sessionOrigin)
+			again.name = s.name
+			g.sessions.byName[s.name] = again
+		}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			id := g.Create(protocols[0], 0, everyone).session.name
+			s, claim := g.sessions.find(id, false)
+			tt.happen(s)
+			check(t, "it may be used", g.sessions.use(s, claim, everyone) != nil, tt.want)
+		})
+	}
+	sse := g.Create(sseProtocol, 0, everyone).session.name
+	s, _ := g.sessions.find(sse, false)
+	check(t, "an HTTP+SSE session's id in a header is unknown", s == nil, true)
+	s, _ = g.sessions.find(sse, true)
+	check(t, "in a URL it is known", s != nil, true)
+}
+
 // A session id is enough to recreate its session in a later daemon, for 30 days, with the
 // same key.
 func TestSessionIDSaysWhatItIs(t *testing.T) {
