@@ -79,6 +79,7 @@ func TestUnusableFileIsAnError(t *testing.T) {
 	}
 	for _, tt := range []struct{ name, content string }{
 		{"empty", ""},
+		{"null instead of a list", "null"},
 		{"trailing garbage", "[" + claimA + "]]"},
 		{"no code", with(`"code":"AAAAAA",`, "")},
 		{"code with an O", with("AAAAAA", "AAAAAO")},
