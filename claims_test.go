@@ -105,6 +105,13 @@ func TestUnusableFileIsAnError(t *testing.T) {
 		must(t, os.Mkdir(filepath.Join(dir, "claims.json"), 0o700))
 		wantUnreadable(t, dir, "AAAAAA")
 	})
+	t.Run("a symlink", func(t *testing.T) {
+		dir := newDataDir(t)
+		path := writeClaimsFile(t, dir, "["+claimA+"]")
+		must(t, os.Rename(path, dir+"/real.json"))
+		must(t, os.Symlink("real.json", path))
+		wantUnreadable(t, dir, "AAAAAA")
+	})
 }
 
 // wantUnreadable checks that nothing can be had from, or done to, the file.

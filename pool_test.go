@@ -495,14 +495,20 @@ func TestWaitingCallsEnd(t *testing.T) {
 					c.post(string(encodeResult(id,
 						members(askAnswer("yes")("elicitation/create", nil)))))
 				}
+				isRefused := func(x *exchange) bool {
+					_, text := x.got()
+					return strings.Contains(text, errEnded.Error()) ||
+						strings.Contains(text, errNoScope.Message)
+				}
+				pass(3 * time.Second)
+				for i, x := range calls[tt.made:] {
+					check(t, fmt.Sprint("soon, waiting call ", i, " is refused"), isRefused(x), true)
+				}
 				pass(2 * time.Minute)
 				checkOmits(t, "after the revoke the module hears", b.hears(), tt.method)
 				for i, x := range calls {
-					_, text := x.got()
-					refused := strings.Contains(text, errEnded.Error()) ||
-						strings.Contains(text, errNoScope.Message)
-					check(t, fmt.Sprint("call ", i, " is refused"), refused,
-						i >= tt.made || tt.params == ask)
+					want := i >= tt.made || tt.params == ask
+					check(t, fmt.Sprint("call ", i, " is refused"), isRefused(x), want)
 				}
 			})
 		})
