@@ -297,6 +297,7 @@ func TestPythonDependencies(t *testing.T) {
 	}
 	const good = `dependencies = ["here>=1"]`
 	save(good, "import here\ndef f(): return here.version\n")
+	d.awaitLog(t, `msg="module added" module=m`)
 	wants("the first version", "1.5")
 	checkContains(t, "the log", d.Log.String(), "msg=building module=m")
 	must(t, os.RemoveAll(wheels))
