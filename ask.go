@@ -193,7 +193,7 @@ func (c *suspendedCall) ask(
 		return answer, nil
 	case <-c.request.ctx.Done():
 		return nil, errNotInCall
-	case <-c.request.principal.ctx.Done(): // nobody can continue the call
+	case <-c.request.principal.ctx.Done(): // the claim has ended
 		c.request.cancel(errNoScope)
 		return nil, errNoScope
 	case <-ctx.Done():

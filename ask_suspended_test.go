@@ -145,8 +145,8 @@ func TestAskTimesOut(t *testing.T) {
 	}
 }
 
-// A suspended call whose client goes away ends once the module is told, and the state is
-// forgotten.
+// When the client of a suspended call goes away, usher cancels the call at the module and
+// forgets its state.
 func TestSuspendedCallsEnd(t *testing.T) {
 	long(t)
 	params := func(tool string) string {

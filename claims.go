@@ -78,7 +78,7 @@ func (c Code) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 // compared with ==. An id, like its code, is formatted and logged as asterisks.
 type claimID struct {
 	Code      `json:"code"`
-	CreatedAt time.Time `json:"createdAt"` // zero if the record has none; in UTC, so that == compares instants
+	CreatedAt time.Time `json:"createdAt"` // in UTC, so that == compares instants; zero if absent
 	ScopeDir  string    `json:"claimScopeDir"`
 }
 

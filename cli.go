@@ -340,8 +340,8 @@ func parseCodeArgument(text string) (Code, error) {
 }
 
 // setupCall returns the command that calls one method. It prints what the module prints to
-// stderr, because people use it to find out why a module fails. It uses no running daemon: it
-// calls the file as it is now, and a daemon would have to be told who is calling.
+// stderr, because people use it to find out why a module fails. It needs no running
+// daemon, because it calls the file as it is now.
 //
 // Two words are a module and a method, or a tool and its JSON. JSON begins with a brace or is
 // -, and no method has such a name.
@@ -536,7 +536,7 @@ func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
 
 // setupApprove returns the command that approves new and changed modules. It needs a running
 // daemon, whose record says which folders are served: an approval belongs to such a folder. It
-// prints each module, so that nobody approves more than they have seen.
+// prints each module that it approves.
 func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 	return func(ctx context.Context, paths []string) (err error) {
 		// The paths of modules are resolved, so these must be, too.

@@ -274,8 +274,8 @@ const (
 )
 
 // forClient converts a result for a client of an era. life is how many milliseconds a client
-// without sessions, and nobody else, may cache a complete result, or "" if the method's
-// results have no such member.
+// without sessions may cache a complete result, or "" if the method's results have no such
+// member. A client with sessions gets no such member.
 func (result object) forClient(era eras, life string) object {
 	if era == stateful {
 		return result.without("resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")

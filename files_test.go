@@ -335,8 +335,8 @@ func TestHalfAFolderIsRemoved(t *testing.T) {
 	wantTidy(t, dir)
 }
 
-// A writer that is stopped for longer than a token lasts, between any two steps, loses
-// nobody's record when it goes on, its own included.
+// A writer may be stopped between any two steps, for longer than a token lasts. When it
+// continues, no record is lost.
 func TestStoppedWriterLosesNothing(t *testing.T) {
 	long(t)
 	needUnix(t)
@@ -375,7 +375,7 @@ func TestStoppedWriterLosesNothing(t *testing.T) {
 	}
 }
 
-// A writer whose token was taken over writes nothing and starts over, but not for ever.
+// A writer that has lost its token writes nothing and tries again, a limited number of times.
 func TestLostTokenStartsOver(t *testing.T) {
 	long(t)
 	dir := newDataDir(t)

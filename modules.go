@@ -39,7 +39,7 @@ const (
 	publishDelay  = 50 * time.Millisecond  // from a change to the catalog that shows it
 	readInterval  = time.Second            // between two readings of the lists of one process
 	retryDelay    = 5 * time.Second        // before a call tries a module again that failed
-	retryInterval = time.Minute            // before a scan does, or before other lists of a new process count again
+	retryInterval = time.Minute            // before a scan does, or before a new process's other lists count
 	settleTime    = 250 * time.Millisecond // in which a new process may still add to its lists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
