@@ -132,31 +132,28 @@ func checkJSON(raw []byte, what string) error {
 	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, reason)
 }
 
+// versionMember is in every message.
+var versionMember = member{"jsonrpc", json.RawMessage(`"2.0"`)}
+
 // encodeRequest encodes a request, or a notification if id is nil, on one line, if its params
 // are. Nil params are omitted.
 func encodeRequest(id json.RawMessage, method string, params object) []byte {
-	var text json.RawMessage
-	if params != nil {
-		text = params.encode()
+	message := object{versionMember, {"id", id}, {"method", quote(method)}}
+	if params == nil {
+		return message.encode()
 	}
-	return encodeMessage(id, member{"method", quote(method)}, member{"params", text})
+	return message.encodeWith("params", params)
 }
 
 // encodeResult encodes a successful response.
 func encodeResult(id json.RawMessage, result object) []byte {
-	return encodeMessage(id, member{"result", result.encode()})
+	return object{versionMember, {"id", id}}.encodeWith("result", result)
 }
 
 // encodeError encodes an error response. It omits an absent id: unlike JSON-RPC, MCP's schema
 // has no null ids.
 func encodeError(id json.RawMessage, err error) []byte {
-	return encodeMessage(id, member{"error", marshal(asRPCError(err))})
-}
-
-// encodeMessage encodes a message with an id, unless it is nil, and the other members.
-func encodeMessage(id json.RawMessage, others ...member) []byte {
-	version := member{"jsonrpc", json.RawMessage(`"2.0"`)}
-	return append(object{version, {"id", id}}, others...).encode()
+	return object{versionMember, {"id", id}, {"error", marshal(asRPCError(err))}}.encode()
 }
 
 // oneLine returns raw on one line, because a pretty-printed body would break framing. JSON
@@ -181,12 +178,17 @@ func marshal(v any) json.RawMessage {
 }
 
 // quote returns s as a JSON string.
-func quote(s string) json.RawMessage {
-	quoted := strconv.AppendQuoteToASCII(nil, s)
-	if len(quoted) == len(s)+len(`""`) { // most strings need no escapes, which differ from those of Go
-		return quoted
+func quote(s string) json.RawMessage { return appendQuoted(nil, s) }
+
+// appendQuoted appends s to b as a JSON string.
+func appendQuoted(b []byte, s string) []byte {
+	isSpecial := func(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
+	if strings.ContainsFunc(s, isSpecial) { // few strings need escapes
+		return append(b, marshal(s)...)
 	}
-	return marshal(s)
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
 }
 
 // unquote decodes a JSON string, and reports whether raw is one.
@@ -232,14 +234,25 @@ func members(raw json.RawMessage) object {
 }
 
 // encode returns the object's text, without members whose value is nil.
-func (o object) encode() json.RawMessage {
-	b := append(make([]byte, 0, o.size()), '{')
+func (o object) encode() json.RawMessage { return o.appendTo(make([]byte, 0, o.size())) }
+
+// encodeWith returns the text of the object with one more member, an object. It copies the values
+// only once.
+func (o object) encodeWith(key string, value object) json.RawMessage {
+	b := o.appendTo(make([]byte, 0, o.size()+len(key)+len(`,"":`)+value.size()))
+	b = append(bytes.TrimSuffix(b, []byte{'}'}), ',')
+	b = append(appendQuoted(b, key), ':')
+	return append(value.appendTo(b), '}')
+}
+
+// appendTo appends the object's text, without members whose value is nil.
+func (o object) appendTo(b []byte) []byte {
+	b = append(b, '{')
 	for _, f := range o {
 		if f.value == nil {
 			continue
 		}
-		b = append(b, quote(f.key)...)
-		b = append(b, ':')
+		b = append(appendQuoted(b, f.key), ':')
 		b = append(b, f.value...)
 		b = append(b, ',')
 	}
@@ -277,7 +290,13 @@ func (o object) object(key string) object { return members(o.get(key)) }
 
 // set returns the object with key set to value, at the end.
 func (o object) set(key string, value json.RawMessage) object {
-	return append(o.without(key), member{key, value})
+	changed := make(object, 0, len(o)+1)
+	for _, f := range o {
+		if f.key != key {
+			changed = append(changed, f)
+		}
+	}
+	return append(changed, member{key, value})
 }
 
 // without returns the object without these keys.
