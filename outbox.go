@@ -10,6 +10,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -190,6 +191,7 @@ func lineWriter(w io.Writer) func([]byte) error {
 // writeJSON writes a complete JSON answer.
 func writeJSON(w http.ResponseWriter, status int, answer []byte) {
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(answer)+1)) // else net/http sends chunks
 	w.WriteHeader(status)
-	_ = writeBody(w, answer, []byte{'\n'}) // an error means that the client has gone
+	_ = writeBody(w, append(answer, '\n')) // an error means that the client has gone
 }
