@@ -17,6 +17,7 @@ import (
 	"math"
 	"os/exec"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -268,6 +269,7 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 		case <-w.queued:
 		case <-w.ctx.Done():
 		}
+		runtime.Gosched() // other calls that are ready now share the system call
 		var input []byte
 		w.update(func(s *workerState) {
 			input = s.input
