@@ -101,7 +101,6 @@ type request struct {
 	caller  Caller
 	ctx     context.Context         // ends with the request; set by begin
 	cancel  context.CancelCauseFunc // ends ctx
-	unlink  func() bool             // makes ctx independent of the session's life
 	arrived time.Time
 }
 
@@ -146,13 +145,14 @@ func (r *request) begin(ctx context.Context) error {
 		counter.release(r.principal, 1)
 		return rpcErrorf(codeInvalidRequest, "request id %s is already in use", r.id)
 	}
-	r.unlink = context.AfterFunc(r.session.life, func() { r.cancel(errNoSession) })
+	if r.session.life.Err() != nil { // it may have ended before its calls contained this one
+		r.cancel(errNoSession)
+	}
 	return nil
 }
 
 // end undoes begin.
 func (r *request) end() {
-	r.unlink()
 	r.session.calls.Delete(string(r.id))
 	r.counter().release(r.principal, 1)
 	r.cancel(nil)

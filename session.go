@@ -366,6 +366,10 @@ func (t *sessionTable) end(s *Session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s.close()
+	s.calls.Range(func(_, cancel any) bool {
+		cancel.(context.CancelCauseFunc)(errNoSession)
+		return true
+	})
 	if s.principal != nil {
 		s.expel()
 	}
