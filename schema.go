@@ -639,7 +639,7 @@ func failure(text string) object {
 
 // textOnly returns the tool result with one text, a JSON string.
 func textOnly(text json.RawMessage) object {
-	return contentOf(fmt.Appendf(nil, `{"type":"text","text":%s}`, text))
+	return contentOf(object{{"type", json.RawMessage(`"text"`)}, {"text", text}})
 }
 
 // methodResult returns the tool result for an answer of usher's own runtimes (the shims
@@ -674,7 +674,7 @@ func bytesResult(encoded json.RawMessage) object {
 		kind, _, _ := strings.Cut(mime, "/")
 		mime = strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples
 		block := object{{"type", quote(kind)}, {"data", encoded}, {"mimeType", quote(mime)}}
-		return contentOf(block.encode())
+		return contentOf(block)
 	case utf8.Valid(data):
 		encoded = quote(string(data))
 	}
@@ -682,8 +682,9 @@ func bytesResult(encoded json.RawMessage) object {
 }
 
 // contentOf returns the tool result with one content block.
-func contentOf(block json.RawMessage) object {
-	return object{{"content", fmt.Appendf(nil, "[%s]", block)}}
+func contentOf(block object) object {
+	list := append(block.appendTo([]byte{'['}), ']')
+	return object{{"content", list}}
 }
 
 // toolResult returns the tool result for a value that a method returned. An object that is a
@@ -699,8 +700,8 @@ func toolResult(value json.RawMessage) object {
 		return object{{"content", json.RawMessage("[]")}}
 	case len(others) == 0 && areContent(items(fields.get("content"))):
 		return fields
-	case isContent(value):
-		return contentOf(value)
+	case isContent(fields):
+		return contentOf(fields)
 	case fields != nil:
 		return append(textOnly(quote(string(value))), member{"structuredContent", value})
 	case value[0] == '[' && string(value) != "[]" && areContent(items(value)):
@@ -720,12 +721,14 @@ var contentTypes = map[string][]string{
 	"resource_link": {"name", "uri"},
 }
 
-// isContent reports whether a value is a content block of MCP: it has the members that its type
+// isContent reports whether an object is a content block of MCP: it has the members that its type
 // requires, and none that are foreign to it.
-func isContent(value json.RawMessage) bool {
-	block := members(value)
+func isContent(block object) bool {
 	kind := block.text("type")
-	required := contentTypes[kind]
+	required, isKnown := contentTypes[kind]
+	if !isKnown {
+		return false
+	}
 	for _, key := range required {
 		_, isText := unquote(block.get(key))
 		if !isText && (key != "resource" || block.object(key).text("uri") == "") {
@@ -736,12 +739,12 @@ func isContent(value json.RawMessage) bool {
 	if kind == "resource_link" {
 		others = others.without("title", "description", "mimeType", "size", "icons")
 	}
-	return required != nil && len(others) == 0
+	return len(others) == 0
 }
 
 // areContent reports whether a list, nil for none, consists of content blocks.
 func areContent(list []json.RawMessage) bool {
-	isOther := func(value json.RawMessage) bool { return !isContent(value) }
+	isOther := func(value json.RawMessage) bool { return !isContent(members(value)) }
 	return list != nil && !slices.ContainsFunc(list, isOther)
 }
 
