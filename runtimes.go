@@ -586,7 +586,7 @@ func (s *scan) file(path, name string, kind Kind) {
 
 // fileVersion returns a text that changes when a file does.
 func fileVersion(info fs.FileInfo) string {
-	return fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode())
+	return fmt.Sprint(info.Size(), info.ModTime().UnixNano(), uint32(info.Mode()))
 }
 
 // checkFile returns an error if a file can't be a module of a kind.
