@@ -391,7 +391,6 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 		return nil, fmt.Errorf("starting %s: %s", script.shell, errText(err))
 	}
 	stdout := c.outputs[0]
-	stderr := c.outputs[1]
 	var lastLines tail
 	var read sync.WaitGroup
 	read.Go(func() {
@@ -401,23 +400,21 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 		}
 	})
 	read.Go(func() {
-		eachLine(stderr, func(line string) {
+		eachLine(c.outputs[1], func(line string) {
 			s.log.Info("module output", "line", line)
 			// The shell's own errors begin with the script's absolute path.
-			folder := filepath.Dir(s.Source) + string(filepath.Separator)
-			lastLines.add(strings.ReplaceAll(line, folder, ""))
+			lastLines.add(strings.ReplaceAll(line, cmd.Dir+"/", ""))
 		})
 	})
 	err = c.wait(ctx, 0)
 	read.Wait()
 	go s.keep(c)
-	_, failed := errors.AsType[*exec.ExitError](err)
 	switch {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	case len(output) > maxShellOutput:
 		err = fmt.Errorf("the result is larger than %s", formatSize(maxShellOutput))
-	case failed:
+	case err != nil:
 		ended := fmt.Sprintf("%s ended with %v", filepath.Base(s.Source), err)
 		err = errors.New(cmp.Or(lastLines.String(), ended))
 	}
