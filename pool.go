@@ -254,7 +254,7 @@ func (p *pool) find(member context.Context) *process {
 // holds p.mu.
 func (p *pool) replace(c *process) bool {
 	ending := slices.ContainsFunc(p.procs, func(o *process) bool { return o.ending })
-	if ending || c.worker == nil || !c.worker.crowded(p.timeout) {
+	if ending || !c.worker.crowded(p.timeout) {
 		return false
 	}
 	c.worker.log.Warn("cancelled calls still run: starting another process")
@@ -328,7 +328,7 @@ func (p *pool) leave(c *process) {
 // call that has not reached the process is made again, in another. The caller holds p.mu.
 func (p *pool) end(c *process) {
 	if !c.started && !c.ending {
-		p.remove(c)
+		p.procs = remove(p.procs, c)
 		c.err = errRetired
 		close(c.ready)
 	}
@@ -336,11 +336,6 @@ func (p *pool) end(c *process) {
 	if c.worker != nil {
 		c.worker.drain()
 	}
-}
-
-// remove forgets a process. The caller holds p.mu.
-func (p *pool) remove(c *process) {
-	p.procs = slices.DeleteFunc(p.procs, func(o *process) bool { return o == c })
 }
 
 // run starts a process, and returns when it has ended. After the first crash or failed
@@ -383,7 +378,7 @@ func (p *pool) run(c *process) {
 	if !c.needsNoRoom() {
 		p.started.release(c.caller.Principal, 1)
 	}
-	p.remove(c)
+	p.procs = remove(p.procs, c)
 	p.startWaiting()
 }
 
@@ -423,9 +418,8 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	})
 	p.startWaiting()
 	for _, c := range p.procs {
-		isIdle := c.active == 0 && !c.kept && idle > 0 && now.Sub(c.lastUse) > idle
-		isCrowded := c.active == 0 && c.worker != nil && c.worker.crowded(p.timeout)
-		if isIdle || isCrowded {
+		isIdle := !c.kept && idle > 0 && now.Sub(c.lastUse) > idle
+		if c.active == 0 && (isIdle || c.worker.crowded(p.timeout)) {
 			p.end(c)
 		}
 	}

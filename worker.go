@@ -589,9 +589,10 @@ func (w *Worker) confirmCancelled(id json.RawMessage) {
 }
 
 // crowded reports whether too many cancelled functions run in a process of a shim, or one of
-// them has run for longer than timeout (0: unlimited) since its cancellation.
+// them has run for longer than timeout (0: unlimited) since its cancellation. w may be nil: then
+// the process has not started.
 func (w *Worker) crowded(timeout time.Duration) (crowded bool) {
-	if !w.confirms {
+	if w == nil || !w.confirms {
 		return false
 	}
 	w.update(func(s *workerState) {
