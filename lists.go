@@ -17,7 +17,7 @@ import (
 // manifest is everything that a module offers. It is cached.
 type manifest struct {
 	Key       string                       // see cacheKey
-	Lists     map[string][]json.RawMessage // its MCP definitions, by the keys of listMethods
+	Lists     map[string][]json.RawMessage // its MCP definitions, by the keys of listTable
 	About     string                       // one sentence, "" for none
 	Problems  []string                     // for the module's author
 	Stateless bool                         // it speaks a revision without sessions
@@ -55,12 +55,13 @@ func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	return m, err
 }
 
-// listMethods are the methods that list what a module offers.
-var listMethods = map[string]string{
-	"tools":             "tools/list",
-	"prompts":           "prompts/list",
-	"resources":         "resources/list",
-	"resourceTemplates": "resources/templates/list",
+// listTable contains, for each list of what a module offers, the method that reads the list and
+// the member that distinguishes its items.
+var listTable = map[string]struct{ method, id string }{
+	"tools":             {"tools/list", "name"},
+	"prompts":           {"prompts/list", "name"},
+	"resources":         {"resources/list", "uri"},
+	"resourceTemplates": {"resources/templates/list", "uriTemplate"},
 }
 
 // readManifest asks a process for everything that it offers. If the process
@@ -69,15 +70,15 @@ var listMethods = map[string]string{
 func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	extensions := members(w.capability("experimental"))
 	m := &manifest{
 		Lists:     make(map[string][]json.RawMessage),
 		About:     firstSentence(w.info.text("instructions")),
 		Stateless: w.stateless,
 	}
 	// usher's own runtimes list here the functions that they can't offer.
-	_ = json.Unmarshal(extensions.object("usher/problems").get("problems"), &m.Problems)
-	for _, key := range sortedKeys(listMethods) {
+	problems := members(w.capability("experimental")).object("usher/problems").get("problems")
+	_ = json.Unmarshal(problems, &m.Problems)
+	for _, key := range sortedKeys(listTable) {
 		items, err := w.list(ctx, key)
 		answered, ok := errors.AsType[*rpcError](err)
 		switch {
@@ -89,10 +90,10 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 		}
 		seen := make(map[string]bool)
 		for _, item := range items {
-			id := itemID(item)
+			id := members(item).text(listTable[key].id)
 			err := checkDefinition(key, item)
 			if err == nil && seen[id] {
-				err = fmt.Errorf("%s: %s is a duplicate, left out", listMethods[key], id)
+				err = fmt.Errorf("%s: %s is a duplicate, left out", listTable[key].method, id)
 			}
 			seen[id] = true
 			if err != nil {
@@ -105,37 +106,30 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 	return m, nil
 }
 
-// itemID returns what distinguishes an item in its list: a URI or template, or else its name.
-func itemID(item json.RawMessage) string {
-	definition := members(item)
-	return cmp.Or(definition.text("uri"), definition.text("uriTemplate"), definition.text("name"))
-}
-
 // checkDefinition returns an error if MCP's schema forbids a definition in the list under
 // key. Clients would refuse the whole list because of it.
 func checkDefinition(key string, item json.RawMessage) error {
+	list := listTable[key]
 	definition := members(item)
 	name := definition.text("name")
 	missing := ""
 	switch {
 	case name == "":
 		missing = "name"
-	case key == "resources" && definition.text("uri") == "":
-		missing = "uri"
-	case key == "resourceTemplates" && definition.text("uriTemplate") == "":
-		missing = "uriTemplate"
+	case definition.text(list.id) == "":
+		missing = list.id
 	case key == "tools" && definition.object("inputSchema").text("type") != "object":
 		missing = `inputSchema of "type": "object"`
 	default:
 		return nil
 	}
-	return fmt.Errorf("%s: %s is left out: it has no %s", listMethods[key], cmp.Or(name, "an item"), missing)
+	return fmt.Errorf("%s: %s is left out: it has no %s", list.method, cmp.Or(name, "an item"), missing)
 }
 
-// list returns the whole list under a key of listMethods, read page by page. The list of a
+// list returns the whole list under a key of listTable, read page by page. The list of a
 // module without the capability is empty.
 func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error) {
-	method := listMethods[key]
+	method := listTable[key].method
 	capability, _, _ := strings.Cut(method, "/")
 	if w.capability(capability) == nil {
 		return nil, nil
