@@ -151,8 +151,7 @@ func (r *Registry) Pending(scope Scope) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, o := range r.modules {
-		m := o.latest.Load()
-		if m.Pending && scope.Contains(m.Source) {
+		if m := o.latest.Load(); m.Pending && scope.Contains(m.Source) {
 			return true
 		}
 	}
@@ -407,12 +406,11 @@ func (o *moduleOwner) work() {
 			o.writeCache(p.source, m)
 		}
 		o.do(func() {
-			if p != o.pool { // a newer version has begun
-				return
-			}
-			if err == nil {
+			switch {
+			case p != o.pool: // a newer version has begun
+			case err == nil:
 				o.serve(m)
-			} else if p.offers == "" {
+			case p.offers == "":
 				o.failed = time.Now()
 				o.fail(err)
 			}
