@@ -16,6 +16,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync/atomic"
 )
 
 // Caller is the client, or part of usher, that a call is made for.
@@ -66,7 +67,7 @@ type clientRequest struct {
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the client is no longer asked
 
-	withdrawn bool // the module does not want the answer; part of workerState
+	withdrawn atomic.Bool // the module does not want the answer
 }
 
 // Why a request of a module has no answer.
@@ -151,15 +152,11 @@ func (w *Worker) ask(a *clientRequest) {
 	defer close(a.done)
 	defer a.cancel()
 	result, err := w.askClient(a)
-	if a.call != nil {
-		if waitFor(a.ctx, a.call.slot.grant()) != nil {
-			err = cmp.Or[error](err, errNotInCall)
-		}
+	if a.call != nil && waitFor(a.ctx, a.call.slot.grant()) != nil {
+		err = cmp.Or[error](err, errNotInCall)
 	}
 	w.asking.release(a.caller.Principal, 1)
-	withdrawn := false
-	w.update(func(s *workerState) { withdrawn = a.withdrawn })
-	if !withdrawn {
+	if !a.withdrawn.Load() {
 		w.reply(a.ID, result, err) // first: without open requests, the process may end
 	}
 	w.update(func(s *workerState) {
@@ -189,7 +186,7 @@ func (w *Worker) askClient(a *clientRequest) (result object, err error) {
 func (w *Worker) withdrawAsk(id json.RawMessage) {
 	w.update(func(s *workerState) {
 		if a := s.asks[string(id)]; a != nil {
-			a.withdrawn = true
+			a.withdrawn.Store(true)
 			a.cancel()
 		}
 	})

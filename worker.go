@@ -528,7 +528,7 @@ func (w *Worker) waitsForClient(c *call) (waits bool) {
 	w.update(func(s *workerState) {
 		waits = len(c.progress) > 0
 		for _, a := range s.asks {
-			if !a.withdrawn && (a.call == c || a.call == nil) {
+			if !a.withdrawn.Load() && (a.call == c || a.call == nil) {
 				waits = true
 			}
 		}
