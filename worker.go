@@ -679,37 +679,34 @@ func (w *Worker) handshake(ctx context.Context, stateful bool) error {
 		return w.initialize(ctx)
 	}
 	probe, cancel := context.WithTimeout(ctx, probeTimeout)
-	err := w.discover(probe)
-	cancel()
-	if w.stateless || ctx.Err() != nil {
-		return err
+	defer cancel()
+	if w.discover(probe) {
+		return nil
 	}
-	err = w.initialize(ctx)
-	if _, answered := errors.AsType[*rpcError](err); answered { // perhaps it was only slow to start
-		if again := w.discover(ctx); w.stateless {
-			return again
-		}
+	err := w.initialize(ctx)
+	_, answered := errors.AsType[*rpcError](err)
+	if answered && w.discover(ctx) { // it was only slow to start
+		return nil
 	}
 	return err
 }
 
-// discover sends server/discover, and sets w.stateless if the module is stateless. The error
-// counts only then.
-func (w *Worker) discover(ctx context.Context) error {
+// discover sends server/discover, and reports whether the module is stateless. If so, it asks for
+// notifications of changed lists.
+func (w *Worker) discover(ctx context.Context) bool {
 	w.stateless = true
-	result, err := w.request(ctx, Caller{}, "server/discover", nil, 0, nil)
+	result, _ := w.request(ctx, Caller{}, "server/discover", nil, 0, nil) // without an answer, it is not
 	var versions []string
 	_ = json.Unmarshal(result.get("supportedVersions"), &versions)
 	w.stateless = slices.Contains(versions, statelessProtocol)
-	if !w.stateless {
-		return err
+	if w.stateless {
+		w.info = result
+		c := w.newCall(Caller{})
+		c.answer = nil // usher ignores it if the module ends this stream
+		_ = w.startCall(c, "subscriptions/listen", object{{"notifications", json.RawMessage(
+			`{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)}})
 	}
-	w.info = result
-	// usher ignores it if the module ends this stream.
-	c := w.newCall(Caller{})
-	c.answer = nil
-	return w.startCall(c, "subscriptions/listen", object{{"notifications", json.RawMessage(
-		`{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)}})
+	return w.stateless
 }
 
 // initialize shakes hands as a client with sessions. It declares all client capabilities,
