@@ -330,8 +330,7 @@ func (w *Worker) readStdout(stdout io.Reader) {
 // answers. It gets only the beginning of a line over the limit; if the beginning shows no
 // id, all calls in flight fail.
 func (w *Worker) dropUnreadable(line []byte, why error) {
-	shown := clipText(string(line), maxLoggedLine)
-	w.remember(fmt.Sprintf("not MCP, on stdout: %s (%v)", shown, why))
+	w.remember(fmt.Sprintf("not MCP, on stdout: %s (%v)", clipText(string(line), maxLoggedLine), why))
 	tooLong := why == errLineTooLong
 	if tooLong {
 		why = fmt.Errorf("it is larger than %s", formatSize(maxWorkerLine))
@@ -427,15 +426,13 @@ func (w *Worker) reply(id json.RawMessage, result object, err error) {
 func (w *Worker) startCall(c *call, method string, params object) (err error) {
 	msg := encodeRequest(json.RawMessage(c.id), method, w.adapt(c, params))
 	w.update(func(s *workerState) {
-		if s.draining {
-			err = errNotSent
-			return
+		err = errNotSent
+		if !s.draining {
+			err = w.enqueue(s, msg)
 		}
-		err = w.enqueue(s, msg)
-		if err != nil || c.answer == nil {
-			return
+		if err == nil && c.answer != nil {
+			s.calls[c.id] = c
 		}
-		s.calls[c.id] = c
 	})
 	return err
 }
@@ -463,15 +460,14 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	c := w.newCall(caller)
 	c.slot = slot
 	if err := w.startCall(c, method, params); err != nil {
-		w.endCall(c, nil)
+		slot.release()
 		return nil, err
 	}
 	msg, err := w.await(ctx, c, timeout)
 	w.endCall(c, err)
-	if err != nil {
-		return nil, err
-	}
 	switch {
+	case err != nil:
+		return nil, err
 	case msg == nil:
 		return nil, w.snapshot().failure
 	case msg.Err != nil:
@@ -654,21 +650,20 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	silent := fmt.Errorf("did not answer initialize within %v", startTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, silent)
 	defer cancel()
-	err := w.handshake(ctx, stateful)
-	if err == nil {
-		var lines tail
-		w.update(func(s *workerState) {
-			s.ready = true
-			lines = s.stderr
-		})
-		for _, line := range lines {
-			w.log.Info("module output", "line", line)
-		}
-		return nil
+	if err := w.handshake(ctx, stateful); err != nil {
+		w.stop("can't start: " + err.Error())
+		<-w.done
+		return w.snapshot().failure
 	}
-	w.stop("can't start: " + err.Error())
-	<-w.done
-	return w.snapshot().failure
+	var lines tail
+	w.update(func(s *workerState) {
+		s.ready = true
+		lines = s.stderr
+	})
+	for _, line := range lines {
+		w.log.Info("module output", "line", line)
+	}
+	return nil
 }
 
 // handshake detects the protocol era of the module, unless it is known. If the module
