@@ -134,7 +134,7 @@ func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error 
 	if r.scheme == "" {
 		return errors.New("the secret is missing or wrong, and the method has no @signature")
 	}
-	signatures := r.signatures(h)
+	signatures := headerWords(h, r.headers)
 	if len(signatures) == 0 {
 		return fmt.Errorf("no signature in %s", strings.Join(r.headers, ", "))
 	}
@@ -179,9 +179,6 @@ func (r *signatureRule) mac(prefix string, body []byte) []byte {
 	mac.Write(body)
 	return mac.Sum(nil)
 }
-
-// signatures returns what may be signatures in a request's headers.
-func (r *signatureRule) signatures(h http.Header) []string { return headerWords(h, r.headers) }
 
 // keyHeader returns the name of the header that contains the key itself; "" for none.
 func (r *signatureRule) keyHeader() string {
