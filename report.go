@@ -156,11 +156,9 @@ type daemonRecord struct {
 // missing.
 func readDaemon(dataDir string) (d daemonRecord) {
 	raw, err := readRegular(filepath.Join(dataDir, recordName))
-	if err != nil || json.Unmarshal(raw, &d) != nil {
+	// Without the lock, the daemon has ended.
+	if err != nil || json.Unmarshal(raw, &d) != nil || !isLocked(filepath.Join(dataDir, lockName)) {
 		return daemonRecord{}
-	}
-	if !isLocked(filepath.Join(dataDir, lockName)) {
-		return daemonRecord{} // the daemon has ended
 	}
 	return d
 }
