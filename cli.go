@@ -153,20 +153,18 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 // arguments. After "--" there are no flags.
 func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 	fs.SetOutput(io.Discard)
-	for len(args) > 0 {
+	for {
 		if err := fs.Parse(args); err != nil {
 			return nil, err
 		}
 		left := fs.Args()
 		parsed := len(args) - len(left)
-		if parsed > 0 && args[parsed-1] == "--" {
+		if len(left) == 0 || parsed > 0 && args[parsed-1] == "--" {
 			return append(rest, left...), nil
 		}
-		n := min(len(left), 1) // Parse stops at an argument
-		rest = append(rest, left[:n]...)
-		args = left[n:]
+		rest = append(rest, left[0]) // Parse stops at an argument
+		args = left[1:]
 	}
-	return rest, nil
 }
 
 // explainFlag explains an error of package flag, which does not say what it wants.
