@@ -489,17 +489,18 @@ func answerOf(result object) (*webhookAnswer, error) {
 	if own := result.object("structuredContent").get("_response"); own != nil {
 		return ownAnswer(own)
 	}
+	a := &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}
 	content := items(result.get("content"))
 	if len(content) == 1 && isNull(result.get("structuredContent")) {
 		block := members(content[0])
 		var data []byte
 		_ = json.Unmarshal(block.get("data"), &data)
 		if data != nil { // an image or audio
-			headers := map[string]string{"Content-Type": block.text("mimeType")}
-			return &webhookAnswer{Status: http.StatusOK, Headers: headers, Body: data}, nil
+			a.Headers = map[string]string{"Content-Type": block.text("mimeType")}
+			a.Body = data
+			return a, nil
 		}
 	}
-	a := &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}
 	// Numbers and words are valid JSON too, but whoever returns a text means a text.
 	body := bytes.TrimSpace(a.Body)
 	switch {
