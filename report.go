@@ -212,10 +212,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 			return err
 		}
 		scope, err := from.principal.scope()
-		if from.badCode != nil {
-			err = from.badCode
-		}
-		if err != nil {
+		if err := cmp.Or(from.badCode, err); err != nil {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
 		d.server.waitReady(r.Context(), scope)
