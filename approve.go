@@ -141,8 +141,8 @@ func (o *moduleOwner) newPool(s source) *pool {
 		defer catch(o.log, &err)
 		w, err = o.startProcess(p, owner)
 		if _, isFault := errors.AsType[*fault](err); err != nil && !isFault {
-			f := processFault(s.Name, "can't start: "+errText(err), "")
-			err = f.because(fmt.Errorf("module %q can't start: %w", s.Name, err))
+			err = processFault(s.Name, "can't start: "+errText(err), "").
+				because(fmt.Errorf("module %q can't start: %w", s.Name, err))
 		}
 		return w, err
 	}
