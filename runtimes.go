@@ -563,24 +563,26 @@ func (s *scan) file(path, name string, kind Kind) {
 		s.fail(path, err)
 		return
 	}
-	version := fileVersion(info)
-	s.files[target] = version
+	s.files[target] = fileVersion(info)
+	invalid := checkFile(info, kind)
 	switch {
 	case info.IsDir(): // a folder that is linked under a module's name
-	case kind == kindConfig:
-		s.config(path, target, checkFile(info, kind))
-	default:
+	case kind != kindConfig:
 		found := source{
 			Name:    name,
 			Kind:    kind,
-			Version: version,
-			Invalid: cmp.Or(checkModuleName(name), checkFile(info, kind)),
+			Version: s.files[target],
+			Invalid: cmp.Or(checkModuleName(name), invalid),
 		}
 		if kind == kindPython {
 			found.Interpreter, found.Python = pythonFor(filepath.Dir(target), s.served)
 		}
 		found.Version += found.Interpreter + partsVersion(found.Python)
 		s.add(path, target, found)
+	case invalid != nil:
+		s.fail(path, invalid)
+	default:
+		s.config(path, target)
 	}
 }
 
@@ -608,13 +610,10 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 	return nil
 }
 
-// config adds the entries of a .mcp.json file, unless err says why it can't be read. While the
-// file is invalid, for example half written, its entries stay.
-func (s *scan) config(path, target string, err error) {
-	var raw []byte
-	if err == nil {
-		raw, _, err = readSource(target, kindConfig)
-	}
+// config adds the entries of a .mcp.json file. While the file is invalid, for example half
+// written, its entries stay.
+func (s *scan) config(path, target string) {
+	raw, _, err := readSource(target, kindConfig)
 	var list []source
 	if err == nil {
 		list, err = configModules(raw, filepath.Dir(target))
