@@ -120,12 +120,12 @@ func (m *Method) cleanSchema(schema json.RawMessage, kind Kind) json.RawMessage 
 func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own := members(schema)
 	if len(own.without("description", "default")) == 0 {
-		own = append(docType(d.kind), own...)
-		if d.kind != "" && docType(d.kind) == nil {
-			const format = "@param {%s} %s: want %s"
+		typed := docType(d.kind)
+		if d.kind != "" && typed == nil {
 			want := strings.Join(docTypes, ", ")
-			m.problems = append(m.problems, fmt.Sprintf(format, d.kind, d.name, want))
+			m.problems = append(m.problems, fmt.Sprintf("@param {%s} %s: want %s", d.kind, d.name, want))
 		}
+		own = append(typed, own...)
 	}
 	if d.defaultValue != nil && own.get("default") == nil {
 		own = own.set("default", d.defaultValue)
@@ -548,13 +548,12 @@ func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError 
 		}
 	}
 	for _, name := range s.Required {
-		if list.get(name) != nil {
-			continue
+		if list.get(name) == nil {
+			return &argumentError{[]string{name}, func() string {
+				types := strings.Join(s.property(name).Type, " or ")
+				return strings.TrimSuffix(" is required: "+types, ": ")
+			}}
 		}
-		return &argumentError{[]string{name}, func() string {
-			types := strings.Join(s.property(name).Type, " or ")
-			return strings.TrimSuffix(" is required: "+types, ": ")
-		}}
 	}
 	return nil
 }
@@ -639,7 +638,7 @@ func failure(text string) object {
 
 // textOnly returns the tool result with one text, a JSON string.
 func textOnly(text json.RawMessage) object {
-	return contentOf(object{{"type", json.RawMessage(`"text"`)}, {"text", text}})
+	return contentOf(object{{"type", quote("text")}, {"text", text}})
 }
 
 // methodResult returns the tool result for an answer of usher's own runtimes (the shims
@@ -673,8 +672,7 @@ func bytesResult(encoded json.RawMessage) object {
 	case slices.Contains(mediaTypes, mime):
 		kind, _, _ := strings.Cut(mime, "/")
 		mime = strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples
-		block := object{{"type", quote(kind)}, {"data", encoded}, {"mimeType", quote(mime)}}
-		return contentOf(block)
+		return contentOf(object{{"type", quote(kind)}, {"data", encoded}, {"mimeType", quote(mime)}})
 	case utf8.Valid(data):
 		encoded = quote(string(data))
 	}
