@@ -430,6 +430,26 @@ func TestSignatureChallenges(t *testing.T) {
 	}
 }
 
+// A delivery right after an edit must satisfy the edited rule, and not the one found first.
+func TestEditedRuleVerifies(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	sign := func(key string) {
+		writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt",
+			Doc: "@signature github " + key + "_SIGNING_SECRET"})
+	}
+	sign("A")
+	env := map[string]string{"A_SIGNING_SECRET": "a", "B_SIGNING_SECRET": "b"}
+	d := daemonOptions{env: env}.startReady(t, dir)
+	deliver := func(key string) answer {
+		return d.deliver(t, "m/handleIt", `{}`, signed("github", key, `{}`, time.Now())...)
+	}
+	wantStatus(t, "the key, before the edit", deliver("a"), 200)
+	sign("B")
+	checkError(t, "the old key", deliver("a"), 401)
+	wantStatus(t, "the new key", deliver("b"), 200)
+}
+
 // A webhook that can't check what it was told to check is served to no one.
 func TestUnusableSignatureServesNobody(t *testing.T) {
 	long(t)
@@ -441,6 +461,7 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 		{"@signature github WH_UNSET_SIGNING_SECRET", "WH_UNSET_SIGNING_SECRET is not set"},
 		{"@signature\tgithub\tWH_EMPTY_SIGNING_SECRET", "WH_EMPTY_SIGNING_SECRET is not set"},
 		{"@signature standard WH_KEY_SIGNING_SECRET", "base64"},
+		{"@signature standard WH_BLANK_SIGNING_SECRET", "base64"},
 		{"@signature discord WH_KEY_SIGNING_SECRET", "64 hexadecimal digits"},
 		{"@signature token WH_KEY_SIGNING_SECRET", "such as @signature token X-Signature WH_KEY"},
 		{"@signature hmac X-Signature: WH_KEY_SIGNING_SECRET", "the name of a header"},
@@ -453,6 +474,7 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 	env := map[string]string{
 		"WH_KEY_SIGNING_SECRET":   "not base64!",
 		"WH_EMPTY_SIGNING_SECRET": "",
+		"WH_BLANK_SIGNING_SECRET": "whsec_",
 	}
 	for unshown, secret := range map[int]string{503: "", 401: testSecret} {
 		if secret != "" {
