@@ -450,7 +450,7 @@ func (o *moduleOwner) serve(offered *manifest) {
 func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 	served := o.latest.Load()
 	switch {
-	case p != served.pool:
+	case p != served.pool || p != o.pool: // a newer version has begun
 	case !p.perSession:
 		o.writeCache(p.source, m)
 		o.serve(m)
