@@ -300,7 +300,7 @@ func TestListsWaitForTheirScope(t *testing.T) {
 }
 
 // The result of an introspection does not count for a module that was removed and added
-// again meanwhile.
+// again meanwhile, and the lists of an old process do not count for a newer version.
 func TestLateIntrospectionIsDropped(t *testing.T) {
 	t.Parallel()
 	r := introspecting(t)
@@ -315,6 +315,14 @@ func TestLateIntrospectionIsDropped(t *testing.T) {
 	check(t, "it is the same module", first == second, false)
 	first.do(func() { first.serve(&manifest{}) })
 	check(t, "the first result counts", second.latest.Load().pool != nil, false)
+	second.do(func() {
+		second.serve(&manifest{})
+		old := second.pool
+		old.perSession = false
+		second.begin(second.source, nil)
+		second.offer(old, nil, &manifest{About: "late"}, false)
+	})
+	check(t, "the newer version is pending", second.latest.Load().Pending, true)
 }
 
 // A server that can't list its prompts, or has a tool that MCP forbids, is hosted with its
