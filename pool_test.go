@@ -530,6 +530,20 @@ func TestCrashingModuleIsHeldBack(t *testing.T) {
 	t.Error("a module that crashes at each call was started each time")
 }
 
+// A call is not made if its claim ended after the admission, even if nobody has noticed the end.
+func TestClaimIsCheckedLast(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		claim := newClaimFor(t, b.base, "/w")
+		p, err := b.server.gate.claims.Lookup(claim.Code)
+		must(t, err)
+		revoke(t, b.base, claim.Code)
+		_, err = b.m.pool.call(t.Context(), Caller{Session: "s", Principal: p}, "tools/call", nil)
+		check(t, "the claim has ended", err == errEnded, true)
+		checkOmits(t, "the process", b.hears(), "tools/call")
+	})
+}
+
 // Only startCall writes requests to a process, and the pool checks the claim immediately
 // before each request that it makes.
 func TestOneWayToAProcess(t *testing.T) {
