@@ -1,5 +1,5 @@
-// Approval: which content may run, and the start of processes, each of which follows a check of
-// that.
+// Approval: which content may run. The processes of modules start here, each after a check of its
+// content.
 
 package main
 

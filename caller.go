@@ -26,9 +26,10 @@ type Caller struct {
 	Session   string
 	Principal *Principal // by which limits are counted; nil for usher itself
 	// Member ends when the caller no longer belongs to the principal: the claim has ended, or
-	// the session has ended or got another claim. nil if that never happens. The callers with
-	// one Member share a process of a hosted server, which ends with it, once its calls are
-	// answered: those of a session, or those of a principal without a session.
+	// the session has ended or got another claim. nil if that never happens. All requests of a
+	// session have the same Member, and so have all callers of a principal without a session.
+	// Callers with the same Member share one process of a hosted server. When Member ends, the
+	// process answers its calls and ends.
 	Member context.Context
 	// Sessionless says that the caller is an MCP client without a session.
 	Sessionless bool

@@ -194,9 +194,9 @@ const (
 // outcome of an earlier build and its parts have not changed. The binary is in folder; its name is
 // new, so that no binary ever changes. Nothing is written beside the module. The error is a *fault
 // if the module is at fault or the build takes too long, ctx's cause if ctx ended the build, or
-// errUnapproved if the file has another SHA-256 than content ("": any). What is built is what had it.
-// loaded is last only if the error came before the go command. Safe for concurrent use, also by
-// several processes.
+// errUnapproved if the file has another SHA-256 than content ("": any). The build uses the bytes
+// that were hashed. loaded is last only if the error came before the go command. Safe for
+// concurrent use, also by several processes.
 func buildGoModule(
 	ctx context.Context, g *groups, folder, path, content string, last *parts,
 ) (loaded *parts, err error) {

@@ -180,7 +180,7 @@ func (o *moduleOwner) listsChanged(p *pool, w *Worker, isNew bool) {
 	})
 }
 
-// read reads the lists of a process until they have not changed meanwhile.
+// read reads the lists of a process, again and again until no change is announced during a reading.
 func (o *moduleOwner) read(p *pool, w *Worker, r *reading, isNew bool) {
 	defer close(r.done)
 	defer catch(o.log, nil)

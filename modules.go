@@ -39,7 +39,7 @@ const (
 	publishDelay  = 50 * time.Millisecond  // from a change to the catalog that shows it
 	readInterval  = time.Second            // between two readings of the lists of one process
 	retryDelay    = 5 * time.Second        // before a call tries a module again that failed
-	retryInterval = time.Minute            // before a scan does, or before a new process's other lists count
+	retryInterval = time.Minute            // before a scan tries it again; see also moduleOwner.offer
 	settleTime    = 250 * time.Millisecond // in which a new process may still add to its lists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
@@ -121,9 +121,9 @@ func (r *Registry) View(scope Scope, member context.Context) *View {
 
 // Call runs attempt, which finds something in a view and asks its module for a principal. If
 // the module was reloaded between the two, or its file has changed, Call runs attempt again
-// once the new version is ready. So an edit makes no call fail, unless the new version can't
-// be hosted, and the next call uses that version. The error is errEnded if the principal's
-// claim ends while Call waits.
+// once the new version is ready. So the next call after an edit of the source file waits for the
+// new version, and fails only if that can't be hosted. (The next scan notices edits of parts.) The
+// error is errEnded if the principal's claim ends while Call waits.
 func (r *Registry) Call(ctx context.Context, p *Principal,
 	attempt func() (object, error)) (object, error) {
 	for {
@@ -145,8 +145,8 @@ func (r *Registry) Changed() <-chan struct{} {
 	return r.changed
 }
 
-// Pending reports whether modules inside a scope are being introspected for the first time
-// since they were found, changed or tried again, or whether the catalog is about to be replaced.
+// Pending reports whether the newest version of a module inside a scope is neither served nor has
+// failed, or whether the catalog is about to be replaced.
 func (r *Registry) Pending(scope Scope) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -444,9 +444,9 @@ func (o *moduleOwner) serve(offered *manifest) {
 }
 
 // offer serves what a process of p offers: to all callers, or only to those of the process if it
-// serves one Member, because names from one claim's process must not reach other claims. If such a
-// process offers other things from its start, all may: then the module is introspected again, at
-// most once per retryInterval.
+// serves one Member, because names from one claim's process must not reach other claims. If the
+// lists of such a process differ from its start, the lists of the others may differ, too: then the
+// module is introspected again, at most once per retryInterval.
 func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 	served := o.latest.Load()
 	switch {

@@ -162,9 +162,10 @@ func lastCheck(caller Caller) error {
 	return err
 }
 
-// introspect reads the lists of a process for all callers, which then stays for their calls, or
-// else of a process of its own. It waits for the start as long as that takes. Some servers register
-// the rest of their tools only once they know their client.
+// introspect reads the module's lists. If all callers share a process, introspect starts it and
+// leaves it to their calls; otherwise, introspect starts a process of its own, which then ends. It
+// waits for the start as long as that takes, and then a moment longer, because some servers
+// register the rest of their tools only once they know their client.
 func (p *pool) introspect() (*manifest, error) {
 	member, end := context.WithCancel(p.ctx)
 	defer end()
@@ -249,9 +250,9 @@ func (p *pool) find(member context.Context) *process {
 	return nil
 }
 
-// replace makes a process end, and reports that new calls need another one, if cancelled calls
-// crowd the process. It does nothing while another process of the pool is ending. The caller
-// holds p.mu.
+// replace ends a process that cancelled calls crowd, and reports whether it did; then new calls
+// need another one. It does nothing while another process of the pool is ending. The caller holds
+// p.mu.
 func (p *pool) replace(c *process) bool {
 	ending := slices.ContainsFunc(p.procs, func(o *process) bool { return o.ending })
 	if ending || !c.worker.crowded(p.timeout) {
@@ -405,8 +406,8 @@ func (p *pool) retire() {
 	}
 }
 
-// reap ends the processes that have had no call for idle (0: unlimited) or that only cancelled calls
-// crowd, and forgets crashes.
+// reap ends the processes that have had no call for idle (0: unlimited), and those that cancelled
+// calls crowd and that no other call uses. It also forgets old crashes.
 func (p *pool) reap(now time.Time, idle time.Duration) {
 	if p.perSession && (idle == 0 || idle > sessionIdle) {
 		idle = sessionIdle

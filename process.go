@@ -198,7 +198,7 @@ func (g *groups) Close() {
 	ending.Wait()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.pipe.Close() // nil is no mistake
+	g.pipe.Close() // Close of a nil *os.File only returns an error
 	g.pipe = nil
 }
 

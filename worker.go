@@ -31,7 +31,7 @@ const (
 	probeTimeout  = 3 * time.Second  // for the answer to server/discover
 	stdinTimeout  = 1 * time.Second  // for the process to end after usher closed its stdin
 	askTimeout    = 10 * time.Minute // for a client's answer, often a person's
-	cancelTimeout = 10 * time.Second // for a shim to confirm a cancellation; other calls stop counting then
+	cancelTimeout = 10 * time.Second // for a shim to confirm a cancellation; see onSilence
 )
 
 // cancelConfirmed is the notification by which usher's own shims confirm a cancellation. They
@@ -234,7 +234,7 @@ func (w *Worker) stop(reason string) {
 	w.cancel()
 }
 
-// drain refuses new calls, and ends the process when all others are answered or cancelled.
+// drain refuses new calls, and ends the process once all calls in it are answered or cancelled.
 func (w *Worker) drain() { w.update(func(s *workerState) { s.draining = true }) }
 
 // stopBlocked ends the process because a cancelled call blocks it.
