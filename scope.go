@@ -189,7 +189,7 @@ func (g *Gate) findFacts(r *http.Request, s *Session, of claimID) (f accessFacts
 	code, presents := presentedCode(r)
 	f = accessFacts{
 		session:  s != nil,
-		fixed:    s != nil && s.Protocol == sseProtocol,
+		fixed:    s.isSSE(),
 		scoped:   of.exists(),
 		presents: presents,
 		require:  g.require,

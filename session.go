@@ -138,6 +138,9 @@ func newSession(o sessionOrigin) *Session {
 	return s
 }
 
+// isSSE reports whether the session is of HTTP+SSE. s may be nil.
+func (s *Session) isSSE() bool { return s != nil && s.Protocol == sseProtocol }
+
 // alone returns the admission of a request without a session, which gets a Session of its own.
 // hears ends the request's streams. h is nil if the transport has no headers.
 func (from admission) alone(
@@ -277,7 +280,7 @@ func (t *sessionTable) find(name string, inURL bool) (*Session, claimID) {
 		}
 	}
 	if s == nil || s.life.Err() != nil || time.Since(s.Issued) >= sessionLife ||
-		inURL != (s.Protocol == sseProtocol) {
+		inURL != s.isSSE() {
 		return nil, claimID{}
 	}
 	return s, s.claim
@@ -373,7 +376,7 @@ func (t *sessionTable) end(s *Session) {
 	if s.principal != nil {
 		s.expel()
 	}
-	if s.Protocol == sseProtocol { // its name is random, so it is unknown from now on
+	if s.isSSE() { // its name is random, so it is unknown from now on
 		t.forgetLocked(s)
 	}
 }

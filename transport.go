@@ -100,7 +100,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	// A client of HTTP+SSE gets its answers on its stream, whatever it posts.
-	if from.session != nil && from.session.Protocol == sseProtocol {
+	if from.session.isSSE() {
 		if err := from.session.receive(from, body); err != nil {
 			return err
 		}
@@ -208,10 +208,6 @@ func answerPOST(w http.ResponseWriter, r *request, stream bool) {
 	}
 }
 
-// errManyStreams refuses a stream of a principal that has too many.
-var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
-	"too many streams: close one").retryAfter(15)
-
 // admitGET decides whether a GET is served, and for which principal.
 func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 	if r.Method == http.MethodHead || isStateless(r.Header, nil) {
@@ -223,7 +219,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 			"a GET of the MCP endpoint must accept text/event-stream")
 	}
 	from, err = s.gate.Admit(r)
-	if err == nil && from.session != nil && from.session.Protocol == sseProtocol {
+	if err == nil && from.session.isSSE() {
 		err = errNoSession // an HTTP+SSE session has one stream
 	}
 	return from, err
@@ -246,7 +242,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	}
 	// Each stream costs a connection and a goroutine for as long as the client likes.
 	if !s.streams.reserve(from.principal, 1) {
-		return errManyStreams
+		return httpErrorf(http.StatusTooManyRequests, "too many streams: close one").retryAfter(15)
 	}
 	defer s.streams.release(from.principal, 1)
 	ctx, cancel := context.WithCancel(r.Context())
