@@ -206,11 +206,11 @@ func (c clientCaps) errMissing(code int) *rpcError {
 // sets, such as a second "arguments" or a "Name". With them, a client could set webhookParam,
 // call another tool than the log reports, or use the progress token of another call.
 func parseParams(sent object) (params, identity object) {
-	params = sent.withoutLookalikes(knownParams)
+	params = sent.withoutLookalikes()
 	if ref := params.object("ref"); ref != nil {
-		params = params.set("ref", ref.withoutLookalikes(knownParams).encode())
+		params = params.set("ref", ref.withoutLookalikes().encode())
 	}
-	identity = params.object("_meta").withoutLookalikes(knownParams)
+	identity = params.object("_meta").withoutLookalikes()
 	kept := slices.DeleteFunc(slices.Clone(identity), func(f member) bool {
 		return strings.HasPrefix(f.key, ownPrefix) || slices.Contains(identityKeys, f.key)
 	})
@@ -225,6 +225,24 @@ var knownParams = append([]string{
 
 // identityKeys are the members of _meta that identify a client.
 var identityKeys = []string{metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel}
+
+// withoutLookalikes returns params, their ref or their _meta without members that a decoder
+// could mistake for one of knownParams: keys that differ from it only in case, which
+// encoding/json accepts, and all but the last of its repeats. Unknown keys stay.
+func (params object) withoutLookalikes() object {
+	last := make(map[string]int) // index of the last member with a key
+	for i, f := range params {
+		last[f.key] = i
+	}
+	kept := make(object, 0, len(params))
+	for i, f := range params {
+		like := slices.IndexFunc(knownParams, func(key string) bool { return strings.EqualFold(key, f.key) })
+		if like < 0 || knownParams[like] == f.key && last[f.key] == i {
+			kept = append(kept, f)
+		}
+	}
+	return kept
+}
 
 // withMeta returns params, or a result, with a key of its _meta set.
 func withMeta(params object, key string, value json.RawMessage) object {

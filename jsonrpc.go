@@ -304,24 +304,6 @@ func (o object) without(keys ...string) object {
 	return slices.DeleteFunc(slices.Clone(o), func(f member) bool { return slices.Contains(keys, f.key) })
 }
 
-// withoutLookalikes returns the object without members that a decoder could mistake for a
-// known key: keys that differ from it only in case, which encoding/json accepts, and all
-// but the last of its repeats. Unknown keys stay.
-func (o object) withoutLookalikes(known []string) object {
-	last := make(map[string]int) // index of the last member with a key
-	for i, f := range o {
-		last[f.key] = i
-	}
-	kept := make(object, 0, len(o))
-	for i, f := range o {
-		like := slices.IndexFunc(known, func(key string) bool { return strings.EqualFold(key, f.key) })
-		if like < 0 || known[like] == f.key && last[f.key] == i {
-			kept = append(kept, f)
-		}
-	}
-	return kept
-}
-
 // endOfItem returns the index of the end of the key or value that b begins with: a colon,
 // a comma, a closing bracket without its opening one, or the end of b.
 func endOfItem(b []byte) int {
