@@ -281,7 +281,7 @@ func (r *request) discover() (object, error) {
 // ready.
 func (r *request) about(result object) object {
 	view, _ := r.view()
-	capabilities := members(serverCapabilities)
+	capabilities := serverCapabilities
 	if r.session.era == stateless { // its clients can't subscribe to resources
 		capabilities = capabilities.set("resources", json.RawMessage(`{"listChanged":true}`))
 	}
@@ -293,7 +293,7 @@ func (r *request) about(result object) object {
 
 // serverCapabilities declares what usher can do for a client. It does not depend on the
 // hosted modules, which come and go.
-var serverCapabilities = oneLine(json.RawMessage(`{
+var serverCapabilities = members(json.RawMessage(`{
 	"completions": {},
 	"extensions": {"io.modelcontextprotocol/ui": {}},
 	"logging": {},
@@ -418,32 +418,22 @@ func (r *request) call() (object, error) {
 	return r.forward()
 }
 
-// callTool calls a tool. An error that is not a JSON-RPC error, such as an invalid argument
+// callTool calls a tool, with arguments that contain no webhookParam. An error that is not a JSON-RPC error, such as an invalid argument
 // or a crash, becomes a failed result, so that a model can correct itself.
 func (r *request) callTool() (object, error) {
-	params, err := cleanArguments(r.params)
-	if err != nil {
-		return nil, err
-	}
-	r.params = params
-	result, err := r.call()
-	if _, own := errors.AsType[*rpcError](err); err != nil && !own && r.ctx.Err() == nil {
-		return failure(err.Error()), nil
-	}
-	return result, err
-}
-
-// cleanArguments returns params whose arguments are an object without webhookParam.
-func cleanArguments(params object) (object, error) {
-	arguments := params.get("arguments")
+	arguments := r.params.get("arguments")
 	list := members(arguments)
 	if arguments != nil && list == nil {
 		return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
 	}
 	if kept := withoutWebhook(list); len(kept) < len(list) {
-		params = params.set("arguments", kept.encode())
+		r.params = r.params.set("arguments", kept.encode())
 	}
-	return params, nil
+	result, err := r.call()
+	if _, own := errors.AsType[*rpcError](err); err != nil && !own && r.ctx.Err() == nil {
+		return failure(err.Error()), nil
+	}
+	return result, err
 }
 
 // log logs a request for an item of a module, which is nil if it was not found, and how it
@@ -487,10 +477,7 @@ func (r *request) listen() (object, error) {
 	acknowledged := object{{"notifications", honoured.encode()}}
 	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
 	r.server.follow(r.ctx, r.admission, r.out, r.session.hears.Done())
-	if r.ctx.Err() != nil {
-		return nil, context.Cause(r.ctx)
-	}
-	return withMeta(nil, metaSubscription, r.id), nil
+	return withMeta(nil, metaSubscription, r.id), context.Cause(r.ctx)
 }
 
 // errStopping is the cause of a request's end if the daemon ends.
