@@ -230,9 +230,9 @@ type connections struct {
 
 // connInfo describes the state of a connection.
 type connInfo struct {
-	state    http.ConnState
-	since    time.Time
-	admitted bool // the request in progress is admitted; the next state resets it
+	idle     bool      // between two requests
+	since    time.Time // in this state
+	admitted bool      // the request in progress is admitted; the next state resets it
 }
 
 // limitConnections limits the connections of a server. files is the number of files that
@@ -277,29 +277,26 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 		delete(c.open, conn)
 		return
 	}
-	c.open[conn] = connInfo{state: state, since: time.Now()}
+	c.open[conn] = connInfo{idle: state == http.StateIdle, since: time.Now()}
 	if state != http.StateNew {
 		return
 	}
-	var others []net.Conn
+	var victim net.Conn
+	unadmitted := 0
 	for other, info := range c.open {
-		if !info.admitted {
-			others = append(others, other)
+		if info.admitted {
+			continue
+		}
+		unadmitted++
+		first := c.open[victim]
+		isOlder := info.idle == first.idle && info.since.Before(first.since)
+		if victim == nil || info.idle && !first.idle || isOlder {
+			victim = other
 		}
 	}
-	if len(others) <= c.most && len(c.open) <= c.all {
+	if unadmitted <= c.most && len(c.open) <= c.all {
 		return
 	}
-	victim := slices.MinFunc(others, func(a, b net.Conn) int {
-		x, y := c.open[a], c.open[b]
-		if idle := x.state == http.StateIdle; idle != (y.state == http.StateIdle) {
-			if idle {
-				return -1
-			}
-			return 1
-		}
-		return x.since.Compare(y.since)
-	})
 	delete(c.open, victim)
 	if secure, ok := victim.(*tls.Conn); ok {
 		victim = secure.NetConn() // the Close of a TLS connection may wait for the client
