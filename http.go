@@ -113,8 +113,8 @@ func handle(
 	write(w, e)
 }
 
-// catch recovers a panic, logs it and stores an internal error in *err, unless err is nil. Use
-// it with defer.
+// catch recovers a panic and logs it. If the pointer err is not nil, *err becomes errInternal. Use
+// catch with defer.
 func catch(log *slog.Logger, err *error) {
 	if p := recover(); p != nil {
 		log.Error("panic", "panic", p, "stack", string(debug.Stack()))
@@ -267,9 +267,9 @@ func markAdmitted(r *http.Request) {
 	}
 }
 
-// set records the state of a connection. If there are too many connections, set closes
-// one without an admitted request: preferably an idle one, and among these or the others the
-// one longest in its state. So a newcomer is served even if the others never end.
+// set records the state of a connection. If there are too many connections, set closes one
+// without an admitted request. It prefers idle connections, and among them, or if there are none,
+// the one that has been in its state for the longest time. So a newcomer is served, unless all others have an admitted request.
 func (c *connections) set(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -93,8 +93,8 @@ type counter[K comparable] struct {
 	waiting []*slot[K] // in order
 }
 
-// reserve counts n more for a key, unless that would exceed a limit. It reports whether it
-// did; then the caller must release them.
+// reserve counts n more for a key, unless that would exceed a limit. If it returns true, the caller
+// must release n.
 func (c *counter[K]) reserve(key K, n int64) (ok bool) {
 	c.update(func() { ok = c.reserveLocked(key, n) })
 	return ok
@@ -167,7 +167,7 @@ type slot[K comparable] struct {
 type slotState int
 
 const (
-	slotPaused   slotState = iota // it wants no room, until grant
+	slotPaused   slotState = iota // it is not in the queue; grant puts it there
 	slotWaiting                   // it waits for room
 	slotRunning                   // it counts
 	slotReleased                  // it wants no room any more

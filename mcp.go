@@ -418,8 +418,9 @@ func (r *request) call() (object, error) {
 	return r.forward()
 }
 
-// callTool calls a tool, with arguments that contain no webhookParam. An error that is not a JSON-RPC error, such as an invalid argument
-// or a crash, becomes a failed result, so that a model can correct itself.
+// callTool calls a tool, with arguments that contain no webhookParam. An error that is not a
+// JSON-RPC error, such as an invalid argument or a crash, becomes a failed result, so that a model
+// can correct itself.
 func (r *request) callTool() (object, error) {
 	arguments := r.params.get("arguments")
 	list := members(arguments)

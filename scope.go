@@ -65,8 +65,9 @@ type accessFacts struct {
 }
 
 // decide returns the principal of a request, by the table in SECURITY.md ("Who sees what"). No
-// row widens a session's access because something failed. The error refuses the request. With
-// both, the request may begin a session of the principal, and is refused if it does not.
+// row widens a session's access because something failed. The error refuses the request. If decide
+// returns a principal and an error, an initialize may begin a session of the principal, and the
+// error refuses everything else.
 func decide(f accessFacts) (*Principal, error) {
 	switch {
 	case f.unreadable != nil:
@@ -248,8 +249,9 @@ const maxBearerCode = 12
 
 // presentedCode returns a request's claim code, or "" for a malformed one, and reports
 // whether the request presents any. The first place that is not empty counts, valid or not:
-// the header, the URL, and a short bearer token. (Some clients can set no other header, and
-// others send a longer, unrelated token.) A mistyped code there never counts as "no code".
+// the header, the URL, and a bearer token. A malformed value counts as an invalid code, except that
+// a bearer token of more than maxBearerCode characters counts as absent: some clients can set no
+// other header, and others send an unrelated token.
 func presentedCode(r *http.Request) (code Code, presents bool) {
 	text := cmp.Or(
 		strings.Join(r.Header.Values(claimHeader), ","), // two headers are no code
