@@ -107,7 +107,7 @@ type Session struct {
 	asked    sync.Map                      // requests to the client, by id: chan *Message
 	life     context.Context               // ends when the client ends the session
 	hears    context.Context               // ends when the client can no longer answer, and its streams end
-	close    context.CancelFunc            // ends life and hears
+	close    context.CancelFunc            // ends life
 	deafen   context.CancelFunc            // ends hears
 	receive  func(admission, []byte) error // for HTTP+SSE: handles a message of the client
 	profile  atomic.Pointer[clientProfile] // the value is never changed
@@ -133,7 +133,7 @@ func newSession(o sessionOrigin) *Session {
 		lastSeen:      make(map[string]string),
 	}
 	s.life, s.close = context.WithCancel(context.Background())
-	s.hears, s.deafen = context.WithCancel(s.life)
+	s.hears, s.deafen = context.WithCancel(context.Background())
 	s.profile.Store(&clientProfile{caps: o.Caps})
 	return s
 }
@@ -373,6 +373,7 @@ func (t *sessionTable) end(s *Session) {
 		cancel.(context.CancelCauseFunc)(errNoSession)
 		return true
 	})
+	s.deafen() // only now: a module that asks in a call must not be able to answer the call
 	if s.principal != nil {
 		s.expel()
 	}
