@@ -194,12 +194,17 @@ func TestBodiesMakeRoom(t *testing.T) {
 }
 
 // A length over the limit is refused before anything is read, and nobody is told to go on
-// with it.
+// with it. Nor is a larger body accepted that announces no length.
 func TestAnnouncedLengthIsChecked(t *testing.T) {
 	t.Parallel()
 	s, _ := bodyServer(t, 1000)
 	b := sendBody(t, s, "Expect: 100-continue\r\n", 1001, 0)
 	check(t, "status", b.status(t), 413)
+	chunked := io.MultiReader(strings.NewReader(strings.Repeat("x", 1001)))
+	answer, err := http.Post(s.URL, "text/plain", chunked)
+	must(t, err)
+	answer.Body.Close()
+	check(t, "status without a length", answer.StatusCode, 413)
 }
 
 // Connections that show nothing are bounded: idle ones make room, then the oldest. Others
