@@ -76,10 +76,6 @@ func parseMessage(raw []byte) (*Message, error) {
 		return &Message{}, err
 	}
 	o := members(oneLine(raw))
-	if o == nil {
-		return &Message{}, rpcErrorf(codeInvalidRequest,
-			"a message must be a JSON object: batches are not supported")
-	}
 	m := &Message{Method: o.text("method"), Params: o.object("params"), Result: o.object("result")}
 	if string(o.get("result")) == "null" {
 		m.Result = object{}
@@ -90,14 +86,16 @@ func parseMessage(raw []byte) (*Message, error) {
 		_ = json.Unmarshal(e, m.Err)
 	}
 	id := o.get("id")
-	if len(id) > maxID {
-		return m, rpcErrorf(codeInvalidRequest, "id is longer than %s", formatSize(maxID))
-	}
-	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
+	_, notInteger := strconv.ParseInt(string(id), 10, 64)
+	if len(id) <= maxID && (notInteger == nil || bytes.HasPrefix(id, []byte{'"'})) {
 		m.ID = id
 	}
 	var problem string
 	switch {
+	case o == nil:
+		problem = "a message must be a JSON object: batches are not supported"
+	case len(id) > maxID:
+		problem = "id is longer than " + formatSize(maxID)
 	case id != nil && m.ID == nil && m.Err == nil:
 		problem = "id must be a string or an integer"
 	case o.text("jsonrpc") != "2.0":
