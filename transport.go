@@ -370,8 +370,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	d.requests.Go(func() {
 		defer held.end()
 		defer r.end()
-		result, err := r.answer()
-		d.out.send(r.encodeAnswer(result, err))
+		d.out.send(r.encodeAnswer(r.answer()))
 	})
 	return nil
 }
