@@ -61,20 +61,7 @@ func (a *app) report(r *Registry, scope Scope, daemonURL string) []moduleReport 
 	list := []moduleReport{}
 	catalog := r.catalog.Load()
 	for _, s := range catalog.modules {
-		m := moduleReport{
-			Name:  s.Name,
-			Kind:  s.Kind,
-			Path:  s.Path,
-			File:  s.file(),
-			State: "ready",
-			Tools: []toolReport{},
-		}
-		switch {
-		case s.Err != nil:
-			m.State = "failed"
-		case s.Pending:
-			m.State = "building"
-		}
+		m := newModuleReport(s)
 		if scope.Contains(s.Source) {
 			a.addModule(&m, s, catalog.View(scope, nil), catalog.View(scopeAll(), nil), daemonURL)
 		} else {
@@ -84,6 +71,25 @@ func (a *app) report(r *Registry, scope Scope, daemonURL string) []moduleReport 
 	}
 	slices.SortStableFunc(list, func(m, n moduleReport) int { return strings.Compare(m.Hidden, n.Hidden) })
 	return list
+}
+
+// newModuleReport returns a report of a module's source and state.
+func newModuleReport(s *Module) moduleReport {
+	m := moduleReport{
+		Name:  s.Name,
+		Kind:  s.Kind,
+		Path:  s.Path,
+		File:  s.file(),
+		State: "ready",
+		Tools: []toolReport{},
+	}
+	switch {
+	case s.Err != nil:
+		m.State = "failed"
+	case s.Pending:
+		m.State = "building"
+	}
+	return m
 }
 
 // addModule adds a hosted module, its tools in view and notes for its author to a line.
@@ -222,10 +228,14 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		if code, _ := presentedCode(r); code == from.principal.Code {
 			p.addLinks(code.Reveal())
 		}
-		report := d.app.report(d.registry, scope, "")
-		p.Modules = slices.DeleteFunc(report, func(m moduleReport) bool {
-			return m.Hidden != "" || len(m.Tools) == 0 && m.State != "ready"
-		})
+		view := d.registry.View(scope, nil)
+		for _, s := range view.Modules {
+			m := newModuleReport(s.Module)
+			d.app.addModule(&m, s.Module, view, view, "")
+			if len(m.Tools) > 0 || m.State == "ready" {
+				p.Modules = append(p.Modules, m)
+			}
+		}
 		d.writePage(w, http.StatusOK, p)
 		return nil
 	})
