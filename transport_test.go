@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 )
 
 // A panic is an error to its client, one entry in the log, and nothing to anyone else. A
@@ -169,6 +170,20 @@ func TestRequestsAreChecked(t *testing.T) {
 				tt.status != 431)
 		})
 	}
+}
+
+// A client without a session that disconnects cancels its call.
+func TestDisconnectCancelsCall(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		const wait = `{"name":"m_wait","arguments":{"seconds":60}}`
+		call := b.begin(b.modernPOST("1", "tools/call", wait))
+		synctest.Wait()
+		checkOmits(t, "the process, during the call", b.hears(), "notifications/cancelled")
+		call.hangUp()
+		synctest.Wait()
+		checkContains(t, "the process, after the end", b.hears(), "notifications/cancelled")
+	})
 }
 
 // usher stdio writes only JSON-RPC to stdout, and answers calls that are under way when its
