@@ -269,7 +269,8 @@ func markAdmitted(r *http.Request) {
 
 // set records the state of a connection. If there are too many connections, set closes one
 // without an admitted request. It prefers idle connections, and among them, or if there are none,
-// the one that has been in its state for the longest time. So a newcomer is served, unless all others have an admitted request.
+// the one that has been in its state for the longest time. So a newcomer is served, unless all
+// others have an admitted request.
 func (c *connections) set(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -288,9 +289,9 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 			continue
 		}
 		unadmitted++
-		first := c.open[victim]
-		isOlder := info.idle == first.idle && info.since.Before(first.since)
-		if victim == nil || info.idle && !first.idle || isOlder {
+		chosen := c.open[victim]
+		isOlder := info.idle == chosen.idle && info.since.Before(chosen.since)
+		if victim == nil || info.idle && !chosen.idle || isOlder {
 			victim = other
 		}
 	}

@@ -194,7 +194,7 @@ func TestBodiesMakeRoom(t *testing.T) {
 }
 
 // A length over the limit is refused before anything is read, and nobody is told to go on
-// with it. Nor is a larger body accepted that announces no length.
+// with it. A larger body that announces no length is refused, too.
 func TestAnnouncedLengthIsChecked(t *testing.T) {
 	t.Parallel()
 	s, _ := bodyServer(t, 1000)

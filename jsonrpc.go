@@ -234,8 +234,8 @@ func members(raw json.RawMessage) object {
 // encode returns the object's text, without members whose value is nil.
 func (o object) encode() json.RawMessage { return o.appendTo(make([]byte, 0, o.size())) }
 
-// encodeWith returns the text of the object with one more member, an object. It copies the values
-// only once.
+// encodeWith returns the text of the object, which must not be empty, with one more member, whose
+// value is an object. It copies each value only once.
 func (o object) encodeWith(key string, value object) json.RawMessage {
 	b := o.appendTo(make([]byte, 0, o.size()+len(key)+len(`,"":`)+value.size()))
 	b = append(bytes.TrimSuffix(b, []byte{'}'}), ',')

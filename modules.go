@@ -145,8 +145,8 @@ func (r *Registry) Changed() <-chan struct{} {
 	return r.changed
 }
 
-// Pending reports whether the newest version of a module inside a scope is neither served nor has
-// failed, or whether the catalog is about to be replaced.
+// Pending reports whether the newest version of any module inside a scope is still being
+// introspected, or whether the catalog is about to be replaced.
 func (r *Registry) Pending(scope Scope) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -445,8 +445,8 @@ func (o *moduleOwner) serve(offered *manifest) {
 
 // offer serves what a process of p offers: to all callers, or only to those of the process if it
 // serves one Member, because names from one claim's process must not reach other claims. If the
-// lists of such a process differ from its start, the lists of the others may differ, too: then the
-// module is introspected again, at most once per retryInterval.
+// lists of such a process differ when it starts, the module itself may have changed what it offers:
+// then it is introspected again, at most once per retryInterval.
 func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 	served := o.latest.Load()
 	switch {

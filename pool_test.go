@@ -530,7 +530,7 @@ func TestCrashingModuleIsHeldBack(t *testing.T) {
 	t.Error("a module that crashes at each call was started each time")
 }
 
-// A call is not made if its claim ended after the admission, even if nobody has noticed the end.
+// A call is not made if its claim has ended since the admission, even if usher has not noticed that yet.
 func TestClaimIsCheckedLast(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {

@@ -373,7 +373,7 @@ func (t *sessionTable) end(s *Session) {
 		cancel.(context.CancelCauseFunc)(errNoSession)
 		return true
 	})
-	s.deafen() // only now: a module that asks in a call must not be able to answer the call
+	s.deafen() // after the calls: a module whose question fails can no longer answer its call
 	if s.principal != nil {
 		s.expel()
 	}

@@ -690,7 +690,7 @@ func (w *Worker) handshake(ctx context.Context, stateful bool) error {
 // notifications of changed lists.
 func (w *Worker) discover(ctx context.Context) bool {
 	w.stateless = true
-	result, _ := w.request(ctx, Caller{}, "server/discover", nil, 0, nil) // without an answer, it is not
+	result, _ := w.request(ctx, Caller{}, "server/discover", nil, 0, nil) // after an error, result is empty
 	var versions []string
 	_ = json.Unmarshal(result.get("supportedVersions"), &versions)
 	w.stateless = slices.Contains(versions, statelessProtocol)
