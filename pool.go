@@ -62,8 +62,7 @@ type pool struct {
 // fields; worker and err are constant once ready is closed.
 type process struct {
 	caller  Caller // the first caller, whose principal the process counts for; zero if it is shared
-	started bool
-	ending  bool          // it accepts no calls
+	state   processState
 	ready   chan struct{} // closed when worker or err is set
 	worker  *Worker
 	err     error // why it could not be started
@@ -71,6 +70,17 @@ type process struct {
 	kept    bool  // it is not stopped for being idle
 	lastUse time.Time
 }
+
+// processState is the state of a process in its pool, from before its start. It only advances. A
+// process that has started also has a workerPhase: it may have crashed while the pool says
+// processRunning.
+type processState int
+
+const (
+	processWaiting processState = iota // for room; it accepts calls, which wait for it
+	processRunning                     // started or about to; it accepts calls
+	processEnding                      // it accepts no calls, and ends after those under way
+)
 
 // call makes one request of the module; see Worker.request. If a stateless module answers
 // that it needs input, call asks a caller with a session for it. If the error is
@@ -243,7 +253,7 @@ func (p *pool) pick(caller Caller) (*process, error) {
 func (p *pool) find(member context.Context) *process {
 	for _, c := range p.procs {
 		dead := c.worker != nil && !c.worker.alive()
-		if c.caller.Member == member && !c.ending && !dead {
+		if c.caller.Member == member && c.state != processEnding && !dead {
 			return c
 		}
 	}
@@ -254,7 +264,7 @@ func (p *pool) find(member context.Context) *process {
 // need another one. It does nothing while another process of the pool is ending. The caller holds
 // p.mu.
 func (p *pool) replace(c *process) bool {
-	ending := slices.ContainsFunc(p.procs, func(o *process) bool { return o.ending })
+	ending := slices.ContainsFunc(p.procs, func(o *process) bool { return o.state == processEnding })
 	if ending || !c.worker.crowded(p.timeout) {
 		return false
 	}
@@ -271,9 +281,9 @@ func (p *pool) replace(c *process) bool {
 func (p *pool) startWaiting() {
 	for _, c := range p.procs {
 		switch {
-		case c.started:
+		case c.state != processWaiting:
 		case c.needsNoRoom() || p.started.reserve(c.caller.Principal, 1):
-			c.started = true
+			c.state = processRunning
 			p.running.Go(func() { p.run(c) })
 		default:
 			p.makeRoom(c.caller.Principal)
@@ -294,8 +304,8 @@ func (p *pool) makeRoom(principal *Principal) {
 	for _, c := range p.procs {
 		isOwn := c.caller.Principal == principal
 		switch {
-		case !c.started || onlyOwn && !isOwn:
-		case c.ending:
+		case c.state == processWaiting || onlyOwn && !isOwn:
+		case c.state == processEnding:
 			return
 		case c.active == 0:
 			all = append(all, c)
@@ -319,7 +329,7 @@ func (p *pool) leave(c *process) {
 	c.active--
 	c.lastUse = time.Now()
 	member := c.caller.Member
-	if c.active == 0 && (!c.started || member != nil && member.Err() != nil) {
+	if c.active == 0 && (c.state == processWaiting || member != nil && member.Err() != nil) {
 		p.end(c)
 	}
 	p.startWaiting()
@@ -328,12 +338,12 @@ func (p *pool) leave(c *process) {
 // end refuses new calls of a process, and stops the process when it has answered its calls. A
 // call that has not reached the process is made again, in another. The caller holds p.mu.
 func (p *pool) end(c *process) {
-	if !c.started && !c.ending {
+	if c.state == processWaiting {
 		p.procs = remove(p.procs, c)
 		c.err = errRetired
 		close(c.ready)
 	}
-	c.ending = true
+	c.state = processEnding
 	if c.worker != nil {
 		c.worker.drain()
 	}
@@ -357,7 +367,7 @@ func (p *pool) run(c *process) {
 	p.mu.Lock()
 	c.worker = w
 	c.err = err
-	if c.ending {
+	if c.state == processEnding {
 		p.end(c)
 	}
 	p.mu.Unlock()
@@ -365,7 +375,7 @@ func (p *pool) run(c *process) {
 	crashed := err != nil && !errors.Is(err, errUnapproved)
 	if err == nil {
 		<-w.done
-		crashed = w.snapshot().stopped == ""
+		crashed = w.snapshot().reason == ""
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -36,12 +36,12 @@ func isBusy(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "is busy or still starting")
 }
 
-// count returns how many processes of a pool have been started, or wait for their start.
-func (p *pool) count(started bool) (n int) {
+// count returns how many processes of a pool are in a state.
+func (p *pool) count(state processState) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.procs {
-		if c.started == started && !c.ending {
+		if c.state == state {
 			n++
 		}
 	}
@@ -84,7 +84,7 @@ func TestProcessesAreBounded(t *testing.T) {
 			enter(fmt.Sprint("n", i), "")
 			enter(fmt.Sprint("b", i), "another")
 		}
-		check(t, "processes of three principals", p.count(true), 3*maxProcsOf)
+		check(t, "processes of three principals", p.count(processRunning), 3*maxProcsOf)
 		enter("b5", "another")
 		leave("n0")
 		check(t, "the principal's next one has started", has("n4"), true)
@@ -95,13 +95,13 @@ func TestProcessesAreBounded(t *testing.T) {
 		for i := range maxProcs {
 			enter(fmt.Sprint("c", i), fmt.Sprint("claim ", i/maxProcsOf))
 		}
-		check(t, "processes", p.count(true), maxProcs)
+		check(t, "processes", p.count(processRunning), maxProcs)
 		p.timeout = time.Second
 		late := Caller{Session: "late", Member: aMember()}
 		_, err := p.call(t.Context(), late, "tools/call", nil)
 		check(t, "a call waits in vain", isBusy(err) && p.find(late.Member) == nil, true)
 		p.retire()
-		check(t, "processes that wait in a retired pool", p.count(false), 0)
+		check(t, "processes that wait in a retired pool", p.count(processWaiting), 0)
 		p.close()
 	})
 }
@@ -145,7 +145,7 @@ func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 		}
 		r.introspecting.release(kindExecutable, 1)
 		<-done
-		check(t, fmt.Sprint("processes, if other modules wait: ", others), p.count(true), want)
+		check(t, fmt.Sprint("processes, if other modules wait: ", others), p.count(processRunning), want)
 	}
 }
 
@@ -170,15 +170,15 @@ func TestIdleProcessesEnd(t *testing.T) {
 			c, err := p.enter(t.Context(), Caller{Session: "s", Member: aMember()})
 			must(t, err)
 			p.reap(time.Now().Add(24*time.Hour), tt.idle)
-			check(t, "processes with a call", p.count(true), 1)
+			check(t, "processes with a call", p.count(processRunning), 1)
 			if tt.subscribed {
 				check(t, "it can be kept", p.keep(c), true)
 			}
 			p.leave(c)
 			p.reap(time.Now().Add(tt.ends-time.Second), tt.idle)
-			check(t, "processes before that time", p.count(true), 1)
+			check(t, "processes before that time", p.count(processRunning), 1)
 			p.reap(time.Now().Add(tt.ends+time.Second), tt.idle)
-			check(t, "it has ended after that time", p.count(true) == 0, tt.ends > 0)
+			check(t, "it has ended after that time", p.count(processRunning) == 0, tt.ends > 0)
 		})
 	}
 }

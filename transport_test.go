@@ -48,7 +48,7 @@ func TestPanicEndsRequest(t *testing.T) {
 		check(t, "a call afterwards", c.call("m_wait", "").failure(), "")
 		changed := func(*Worker) { panic("in reading") }
 		w := newWorker(t.Context(), workerConfig{module: "a", log: log, listChanged: changed})
-		w.update(func(s *workerState) { s.ready = true })
+		w.update(func(s *workerState) { s.advance(workerReady) })
 		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0",` +
 			`"method":"notifications/tools/list_changed"}` + "\n"))
 		check(t, "the process is alive", w.alive(), false)

@@ -102,16 +102,31 @@ type workerState struct {
 	stderr tail   // and lines of stdout that are not JSON-RPC
 	named  string // the last line of stderr that names an error; not of a shim, which reports its own
 
-	ready     bool                      // the handshake has succeeded
 	calls     map[string]*call          // whose callers wait for the answers, by id
 	cancelled map[string]*call          // that still count as running, by id
 	unsure    bool                      // a call was cancelled: an ask that names no call may belong to it
 	asks      map[string]*clientRequest // open requests to clients, by id
 
-	draining bool   // it takes no more calls, and ends when calls is empty
-	stopped  string // why usher ends the process, so its end is not a crash; "" if usher doesn't
-	failure  error  // why calls fail: the process has ended; nil while it runs
+	phase   workerPhase
+	reason  string // why usher ends the process, so its end is not a crash; "" if usher doesn't
+	failure error  // of the calls, once phase is workerEnded
 }
+
+// workerPhase is the phase that a process is in. A process may skip phases, but never returns to
+// an earlier one. A crash leads from any of the first three to workerEnded. Worker.ctx ends when
+// workerStopping begins, or shortly before workerEnded after a crash.
+type workerPhase int
+
+const (
+	workerStarting workerPhase = iota // usher shakes hands with it
+	workerReady                       // the handshake has succeeded
+	workerDraining                    // it takes no more calls, and stops when calls is empty
+	workerStopping                    // usher ends it
+	workerEnded                       // it has ended
+)
+
+// advance begins a phase, unless the process is in a later one.
+func (s *workerState) advance(phase workerPhase) { s.phase = max(s.phase, phase) }
 
 // update locks the worker's state, calls change with it, and then restores two
 // invariants: a draining process without calls ends, and a process that has ended has no
@@ -122,11 +137,10 @@ func (w *Worker) update(change func(s *workerState)) {
 	defer w.mu.Unlock()
 	s := &w.state
 	change(s)
-	if s.draining && len(s.calls) == 0 && w.alive() {
-		s.stopped = "was stopped"
-		w.cancel()
+	if s.phase == workerDraining && len(s.calls) == 0 {
+		w.stopLocked("was stopped")
 	}
-	if s.failure != nil {
+	if s.phase == workerEnded {
 		s.answerAll(nil)
 		for id := range s.cancelled {
 			s.forgetCancelled(id)
@@ -211,14 +225,15 @@ func (w *Worker) finish(exit string) {
 	w.update(func(s *workerState) {
 		reason := fmt.Sprintf("crashed (%s); the next call starts it again", exit)
 		output := s.stderr.String()
-		switch {
-		case s.stopped != "":
-			reason = s.stopped
-		case !s.ready:
+		switch s.phase {
+		case workerStopping:
+			reason = s.reason
+		case workerStarting:
 			reason = fmt.Sprintf("exited at startup (%s)", exit)
 			output = cmp.Or(s.named, output)
 		}
 		s.failure = processFault(w.module, reason, output)
+		s.advance(workerEnded)
 	})
 	w.running.Wait()
 	close(w.done)
@@ -227,15 +242,20 @@ func (w *Worker) finish(exit string) {
 // stop begins to end the process, unless it is ending anyway, and returns at once; done is closed
 // when it has ended. The calls in flight fail with the reason.
 func (w *Worker) stop(reason string) {
-	if !w.alive() {
-		return
+	w.update(func(*workerState) { w.stopLocked(reason) })
+}
+
+// stopLocked does the work of stop. The caller holds w.mu.
+func (w *Worker) stopLocked(reason string) {
+	if w.alive() {
+		w.state.advance(workerStopping)
+		w.state.reason = reason
+		w.cancel()
 	}
-	w.update(func(s *workerState) { s.stopped = reason })
-	w.cancel()
 }
 
 // drain refuses new calls, and ends the process once all calls in it are answered or cancelled.
-func (w *Worker) drain() { w.update(func(s *workerState) { s.draining = true }) }
+func (w *Worker) drain() { w.update(func(s *workerState) { s.advance(workerDraining) }) }
 
 // stopBlocked ends the process because a cancelled call blocks it.
 func (w *Worker) stopBlocked() {
@@ -290,15 +310,15 @@ var namedError = regexp.MustCompile(`^([\w.]*(Error|Exception)\b.*|panic): .*[^[
 // remember keeps a line of stderr, which may explain why the process did not start, and logs it if
 // the process has started. Else shakeHands does, or the error contains it.
 func (w *Worker) remember(line string) {
-	ready := false
+	started := false
 	w.update(func(s *workerState) {
-		ready = s.ready
+		started = s.phase > workerStarting
 		if !w.confirms && namedError.MatchString(line) {
 			s.named = line
 		}
 		s.stderr.add(line)
 	})
-	if ready {
+	if started {
 		w.log.Info("module output", "line", line)
 	}
 }
@@ -375,7 +395,7 @@ func (w *Worker) handle(msg *Message) {
 			w.partsLoaded(w, paths)
 		}
 	default:
-		if strings.HasSuffix(msg.Method, "/list_changed") && w.snapshot().ready {
+		if strings.HasSuffix(msg.Method, "/list_changed") && w.snapshot().phase > workerStarting {
 			w.listChanged(w)
 		}
 	}
@@ -427,7 +447,7 @@ func (w *Worker) startCall(c *call, method string, params object) (err error) {
 	msg := encodeRequest(json.RawMessage(c.id), method, w.adapt(c, params))
 	w.update(func(s *workerState) {
 		err = errNotSent
-		if !s.draining {
+		if s.phase < workerDraining {
 			err = w.enqueue(s, msg)
 		}
 		if err == nil && c.answer != nil {
@@ -657,7 +677,7 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	}
 	var lines tail
 	w.update(func(s *workerState) {
-		s.ready = true
+		s.advance(workerReady)
 		lines = s.stderr
 	})
 	for _, line := range lines {

@@ -182,8 +182,8 @@ func TestModuleSaysTooMuch(t *testing.T) {
 	defer w.cancel()
 	changes := 0
 	w.listChanged = func(*Worker) { changes++ }
-	for _, ready := range []bool{false, true} {
-		w.update(func(s *workerState) { s.ready = ready })
+	for _, phase := range []workerPhase{workerStarting, workerReady} {
+		w.update(func(s *workerState) { s.advance(phase) })
 		w.handle(&Message{Method: "notifications/tools/list_changed"})
 	}
 	check(t, "list changes", changes, 1)
@@ -315,7 +315,7 @@ func TestBlockedProcessIsEnded(t *testing.T) {
 		runSynced(t, tt.name, func(t *testing.T) {
 			w := testWorker("a", nil)
 			w.confirms = tt.shim
-			w.update(func(s *workerState) { s.ready = true })
+			w.update(func(s *workerState) { s.advance(workerReady) })
 			context.AfterFunc(w.ctx, func() { w.finish("killed") })
 			errs := make(chan error, 1)
 			go func() {
