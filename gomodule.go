@@ -208,6 +208,7 @@ func buildGoModule(
 	slow := cantBuildf(base, "go build took over %v", buildTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, buildTimeout, slow)
 	defer cancel()
+	file := newParts([]string{path})
 	src, hash, err := readSource(path, kindGo)
 	if err == nil && content != "" && hash != content {
 		err = errUnapproved
@@ -234,6 +235,9 @@ func buildGoModule(
 	loaded, err = source.build(ctx, g, filepath.Dir(path), temp, binary)
 	if err == nil {
 		loaded.Binary = binary
+		if file.changed() { // perhaps before the go command listed the parts
+			loaded.Version = ""
+		}
 		err = os.Chmod(binary, 0o700)
 		removeUnused(folder, keepBuilds)
 	}

@@ -428,3 +428,19 @@ func TestBuildReadsWhatIsApproved(t *testing.T) {
 	_, err = buildGoModule(t.Context(), newGroups(quiet), t.TempDir(), path, "other", &parts{})
 	check(t, "it is approved", errors.Is(err, errUnapproved), true)
 }
+
+// An edit of the file during its build, even before the go command has listed the parts, is a change.
+func TestEditDuringBuildIsAChange(t *testing.T) {
+	needUnix(t)
+	for _, step := range []string{"list", "build", "none"} {
+		dir := t.TempDir()
+		path := dir + "/m.usher.go"
+		write(t, path, goHead)
+		write(t, dir+"/bin/go", "#!/bin/sh\n[ $1 = build ] && : > \"$4\"\n"+
+			"[ $1 != "+step+" ] || echo // >>'"+path+"'\n")
+		t.Setenv("PATH", dir+"/bin:"+os.Getenv("PATH"))
+		loaded, err := buildGoModule(t.Context(), newGroups(quiet), t.TempDir(), path, "", &parts{})
+		must(t, err)
+		check(t, "edited at "+step+": it has changed", loaded.changed(), step != "none")
+	}
+}
