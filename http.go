@@ -409,9 +409,7 @@ func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []
 	}
 	if err == nil {
 		req.Body = http.NoBody // nothing is left to skip
-		if !r.isUnknown() {
-			markAdmitted(req)
-		}
+		markAdmitted(req)
 		return body, nil
 	}
 	w.Header().Set("Connection", "close") // the rest of the body is not read
@@ -430,7 +428,8 @@ func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []
 }
 
 // readAll reads a body until its end or its deadline, or until it is dropped. The deadline is
-// that of the server, and an earlier one for unauthenticated senders.
+// that of the server, and an earlier one for unauthenticated senders. net/http lifts it when the
+// body ends.
 func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 	m := r.memory
 	if r.isUnknown() {
@@ -446,7 +445,6 @@ func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 	}
 	m.arriving = remove(m.arriving, r)
 	m.mu.Unlock()
-	r.control.SetReadDeadline(time.Time{})
 	return all, err
 }
 

@@ -391,7 +391,7 @@ func (w *Worker) handle(msg *Message) {
 		w.confirmCancelled(msg.Params.get("requestId"))
 	case partsLoaded:
 		var paths []string
-		if w.confirms && json.Unmarshal(msg.Params.get("paths"), &paths) == nil {
+		if json.Unmarshal(msg.Params.get("paths"), &paths) == nil {
 			w.partsLoaded(w, paths)
 		}
 	default:
@@ -598,7 +598,7 @@ func (w *Worker) onSilence(c *call) {
 // confirmCancelled records that a shim has confirmed the cancellation of a call.
 func (w *Worker) confirmCancelled(id json.RawMessage) {
 	w.update(func(s *workerState) {
-		if c := s.cancelled[string(id)]; c != nil && w.confirms {
+		if c := s.cancelled[string(id)]; c != nil {
 			c.timer.Stop()
 		}
 	})
