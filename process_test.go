@@ -111,3 +111,31 @@ func TestGuardBlocksNothing(t *testing.T) {
 	text, _ := io.ReadAll(read)
 	check(t, "the last lines", strings.Contains(string(text), "\n- 1\n+ 2\n+ 3\n"), true)
 }
+
+// The guard gets no secret of webhooks.
+func TestGuardGetsNoSecrets(t *testing.T) {
+	need(t, "sh")
+	mark, processes := markProcesses(t)
+	t.Setenv(markVar, mark)
+	t.Setenv(webhookSecretVar, "hidden")
+	g := newGroups(quiet)
+	g.startGuard()
+	defer g.Close()
+	pid, command, _ := strings.Cut(processes(), " ")
+	checkContains(t, "the guard", command, guardScript)
+	checkOmits(t, "its environment", string(readFile(t, "/proc/"+pid+"/environ")), "hidden")
+}
+
+// A module's process has ended only when its whole group has.
+func TestProcessEndsWithItsGroup(t *testing.T) {
+	need(t, "sh")
+	alone(t) // it sets a variable
+	mark, processes := markProcesses(t)
+	t.Setenv(markVar, mark)
+	g := newGroups(quiet)
+	defer g.Close()
+	w := testWorker("m", nil)
+	must(t, w.spawn(launch{Path: "/bin/sh", Args: []string{"-c", "trap '' TERM; sleep 600 & exit"}}, g))
+	<-w.done
+	checkOmits(t, "processes", processes(), "sleep 600")
+}

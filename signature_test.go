@@ -463,6 +463,7 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 		{"@signature standard WH_KEY_SIGNING_SECRET", "base64"},
 		{"@signature standard WH_BLANK_SIGNING_SECRET", "base64"},
 		{"@signature discord WH_KEY_SIGNING_SECRET", "64 hexadecimal digits"},
+		{"@signature discord WH_SHORT_SIGNING_SECRET", "64 hexadecimal digits"},
 		{"@signature token WH_KEY_SIGNING_SECRET", "such as @signature token X-Signature WH_KEY"},
 		{"@signature hmac X-Signature: WH_KEY_SIGNING_SECRET", "the name of a header"},
 	}
@@ -474,6 +475,7 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 	env := map[string]string{
 		"WH_KEY_SIGNING_SECRET":   "not base64!",
 		"WH_EMPTY_SIGNING_SECRET": "",
+		"WH_SHORT_SIGNING_SECRET": "abcd",
 		"WH_BLANK_SIGNING_SECRET": "whsec_",
 	}
 	for unshown, secret := range map[int]string{503: "", 401: testSecret} {

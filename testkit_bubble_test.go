@@ -32,6 +32,7 @@ import (
 type bubble struct {
 	*testClient
 	server  *Server
+	stop    context.CancelFunc // begins the daemon's end
 	conns   pipes
 	files   int // that the server may open; 0 for many
 	m       *Module
@@ -70,6 +71,7 @@ func (b *bubble) start(t *testing.T) {
 		return b.worker(owner), nil
 	})
 	stopping, stop := context.WithCancel(context.Background())
+	b.stop = stop
 	stopped, cancelCalls := context.WithCancel(context.Background())
 	b.server = newServer(serverConfig{
 		modules:  fixedRegistry(newCatalog([]*Module{b.m})),
@@ -270,6 +272,19 @@ func (b *bubble) open(version string) *testClient {
 		b.t.Fatalf("initialize: %d %s", a.Status, a.Body)
 	}
 	return c
+}
+
+// openSSE begins an HTTP+SSE session with a code, whose client can be asked.
+func (b *bubble) openSSE(code string) (*testClient, *exchange) {
+	b.t.Helper()
+	c := &testClient{t: b.t, URL: b.URL, Header: http.Header{}, http: b.http}
+	c.Header.Set(claimHeader, code)
+	x := b.begin(c.getRequest())
+	_, text := x.got()
+	_, address, _ := strings.Cut(text, "data: /")
+	c.URL += strings.TrimSpace(address)
+	c.post(initializeWith(sseProtocol, askAllCaps))
+	return c, x
 }
 
 // getRequest makes the request for the session's notification stream.

@@ -4,12 +4,14 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // A panic is an error to its client, one entry in the log, and nothing to anyone else. A
@@ -183,6 +185,129 @@ func TestDisconnectCancelsCall(t *testing.T) {
 		call.hangUp()
 		synctest.Wait()
 		checkContains(t, "the process, after the end", b.hears(), "notifications/cancelled")
+	})
+}
+
+// brokenWriter is the stdout of a client that has gone.
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// usher stdio ends when it can no longer write, even if its input does not end.
+func TestStdioEndsWithItsOutput(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		in, input := io.Pipe()
+		defer input.Close()
+		go io.WriteString(input, rpcText("ping", "{}")+"\n")
+		start := time.Now()
+		serveStdio(ctx, b.server.serverConfig, in, brokenWriter{})
+		check(t, "how long it took", time.Since(start), 0)
+	})
+}
+
+// Once usher stdio has ended, no message begins a request.
+func TestNoRequestBeginsAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		in, input := io.Pipe()
+		serveStdio(ctx, b.server.serverConfig, in, io.Discard)
+		read := 0
+		go func() {
+			for range 3 {
+				if _, err := io.WriteString(input, rpcText("ping", "{}")+"\n"); err == nil {
+					read++
+				}
+			}
+		}()
+		synctest.Wait()
+		in.Close()
+		synctest.Wait()
+		check(t, "messages that were read", read, 1)
+	})
+}
+
+// The messages of an HTTP+SSE session count for its principal until they are answered.
+func TestSSEMessagesCount(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		c, x := b.openSSE("")
+		const size = 10_000
+		echo := strings.Repeat("x", size)
+		c.post(c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":1,"echo":"`+echo+`"}}`))
+		synctest.Wait()
+		held := heldBytes(b.server.memory)
+		check(t, "a call counts", held > size, true)
+		pass(2 * time.Second)
+		_, text := x.got()
+		checkContains(t, "the answer", text, "waited"+echo)
+		check(t, "bytes after the answer", heldBytes(b.server.memory), 0)
+		x.hangUp()
+		<-x.done
+	})
+}
+
+// An HTTP+SSE stream carries only comments and answers while the claims can't be read, whatever the
+// module says outside of a call.
+func TestSSEIsSilentWhileUnreadable(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		c, x := b.openSSE(newCode(t, b.base, "/w"))
+		c.post(c.message("tools/call", `{"name":"m_wait"}`))
+		says := func(when string) (heard bool) {
+			x.got()
+			b.hears()
+			params := objectOf(`{"level":"error","data":"data ` + when + `","uri":"uri ` + when + `"}`)
+			b.process.handle(&Message{Method: "notifications/message", Params: params})
+			b.process.handle(&Message{Method: "notifications/resources/updated", Params: params})
+			b.asks("ask " + when)
+			_, text := x.got()
+			n := strings.Count(text, "data "+when) + strings.Count(text, `"uri":"uri `+when)
+			n += strings.Count(text, `"ask `+when)
+			refused := strings.Contains(b.hears(), "lost its access")
+			check(t, when+": messages", n > 0, !refused)
+			check(t, when+": all of them", n == 0 || n == 5, true)
+			return n > 0
+		}
+		check(t, "before: it hears the module", says("before"), true)
+		path := b.base + "/.data/claims.json"
+		claims := readFile(t, path)
+		write(t, path, "{")
+		pass(2 * watchInterval)
+		check(t, "while unreadable: it hears the module", says("meanwhile"), false)
+		write(t, path, string(claims))
+		pass(2 * watchInterval)
+		check(t, "after: it hears the module", says("after"), true)
+		x.hangUp()
+		<-x.done
+	})
+}
+
+// Streams end at once when the daemon begins to stop.
+func TestStreamsEndWithTheDaemon(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		_, old := b.openSSE("")
+		streams := map[string]*exchange{
+			"HTTP+SSE":   old,
+			"2025-11-25": b.begin(b.open("2025-11-25").getRequest()),
+			"2026-07-28": b.begin(b.modernPOST("1", listenMethod, `{"notifications":{}}`)),
+		}
+		synctest.Wait()
+		b.stop()
+		synctest.Wait()
+		for name, stream := range streams {
+			select {
+			case <-stream.done:
+			default:
+				t.Errorf("%s: the stream has not ended", name)
+				stream.hangUp()
+			}
+		}
 	})
 }
 

@@ -249,3 +249,53 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 		check(t, row.name+": bytes in the end", used.count(row.principal), full)
 	}
 }
+
+// An answer that finds no room is not sent.
+func TestWebhookAnswerNeedsRoom(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		for _, method := range b.m.Methods {
+			method.IsHook = true
+		}
+		h := webhooksOf(b.server.modules)
+		h.timeout = time.Minute
+		used := h.memory.open(senders).counter
+		const size = 5000
+		for room, want := range map[int64]int{
+			3*size + 1000: 500, // for the body, and the arguments, which contain it twice
+			5 * size:      200,
+		} {
+			full := used.perKey - room
+			used.reserve(senders, full)
+			w := httptest.NewRecorder()
+			body := `{"seconds":1,"echo":"` + strings.Repeat("x", size) + `"}`
+			r := httptest.NewRequest("POST", "/webhook/m/wait", strings.NewReader(body))
+			setHeaders(r, shown)
+			h.ServeHTTP(w, r)
+			check(t, fmt.Sprint("room for ", room, " bytes: status"), w.Code, want)
+			used.release(senders, full)
+		}
+	})
+}
+
+// A delivery without the secret causes no scan, and learns nothing while webhooks are off.
+func TestStrangersCauseNothing(t *testing.T) {
+	t.Parallel()
+	r := fixedRegistry(newCatalog(nil))
+	r.registryConfig = registryConfig{Log: quiet, Watch: true}
+	r.ctx = t.Context()
+	h := webhooksOf(r)
+	deliver := func(method, header string) int {
+		w := httptest.NewRecorder()
+		req := httptest.NewRequest(method, "/webhook/m/x", nil)
+		setHeaders(req, header)
+		h.ServeHTTP(w, req)
+		return w.Code
+	}
+	check(t, "status without the secret", deliver("POST", "X-Hub-Signature-256: 00"), 401)
+	check(t, "it has caused a scan", r.scanned.IsZero(), true)
+	check(t, "status with the secret", deliver("POST", shown), 404)
+	check(t, "it has caused no scan", r.scanned.IsZero(), false)
+	h.secret, h.open = "", false
+	check(t, "status of a GET while webhooks are off", deliver("GET", ""), 401)
+}

@@ -175,6 +175,16 @@ func TestUnreadableAnswerFailsItsCall(t *testing.T) {
 	}
 }
 
+// A call gets a progress token even if its caller wants no reports, because progress restarts its
+// time-out.
+func TestEachCallHasAProgressToken(t *testing.T) {
+	t.Parallel()
+	w := testWorker("a", nil)
+	defer w.cancel()
+	must(t, w.startCall(w.newCall(Caller{Session: "alice"}), "tools/call", nil))
+	checkContains(t, "the request", string(w.snapshot().input), `"_meta":{"progressToken":1}`)
+}
+
 // A list change before the handshake and a second request under one id do not count.
 func TestModuleSaysTooMuch(t *testing.T) {
 	t.Parallel()
