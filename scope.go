@@ -65,31 +65,30 @@ type accessFacts struct {
 }
 
 // decide returns the principal of a request, by the table in SECURITY.md ("Who sees what"). No
-// row widens a session's access because something failed. The error refuses the request. If decide
-// returns a principal and an error, an initialize may begin a session of the principal, and the
-// error refuses everything else.
-func decide(f accessFacts) (*Principal, error) {
+// row widens a session's access because something failed. err refuses the request. badCode refuses
+// it unless it is an initialize, which may begin a session of the principal.
+func decide(f accessFacts) (p *Principal, badCode, err error) {
 	switch {
 	case f.unreadable != nil:
 		e := httpErrorf(http.StatusServiceUnavailable,
 			"%v: requests with a claim code are refused", errClaimsUnreadable)
-		return nil, e.because(f.unreadable).retryAfter(5)
+		return nil, nil, e.because(f.unreadable).retryAfter(5)
 	case f.presented != nil && f.fixed && f.presented != f.own:
-		return nil, errKeepsClaim
+		return nil, nil, errKeepsClaim
 	case f.presented != nil:
-		return f.presented, nil
+		return f.presented, nil, nil
 	case f.own != nil:
-		return f.own, nil
+		return f.own, nil, nil
 	case f.scoped: // its claim has ended
-		return strangers, nil
+		return strangers, nil, nil
 	case f.require && f.presents:
-		return nil, errBadCode
+		return nil, nil, errBadCode
 	case f.require:
-		return nil, errNoCode
+		return nil, nil, errNoCode
 	case f.presents && !f.session:
-		return everyone, errBadCode
+		return everyone, errBadCode, nil
 	default:
-		return everyone, nil
+		return everyone, nil, nil
 	}
 }
 
@@ -164,9 +163,9 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 		if err != nil {
 			return a, err
 		}
-		a.principal, a.badCode = decide(facts)
-		if a.principal == nil {
-			return a, a.badCode
+		a.principal, a.badCode, err = decide(facts)
+		if err != nil {
+			return a, err
 		}
 		if facts.presents && facts.presented == nil {
 			g.log.Warn("an invalid claim code was presented",

@@ -80,14 +80,14 @@ func TestDecisionsNeverWiden(t *testing.T) {
 			bit(8) && !f.scoped && !f.presents {
 			continue // can't be
 		}
-		got, err := decide(f)
-		seen[fmt.Sprint(width[got], err != nil)] = true
+		got, badCode, err := decide(f)
+		seen[fmt.Sprint(width[got], badCode, err != nil)] = true
 		for what, wrong := range map[string]bool{
-			"there is no decision": got == nil && err == nil,
+			"there is not exactly one decision": (got == nil) == (err == nil),
 			"everything, in spite of a claim or the need of one": got == everyone &&
 				(f.scoped || f.require),
 			"outside of a session, a bad code is ignored": got == everyone &&
-				f.presents && !f.session && err != errBadCode,
+				f.presents && !f.session && badCode != errBadCode,
 			"an ended claim counts for somebody": got != nil && width[got] == 0 && got != strangers,
 			"a claim of somebody else":           width[got] == 1 && got != f.own && got != f.presented,
 			"an active claim counts as ended": got == strangers &&
@@ -110,7 +110,7 @@ func TestDecisionsNeverWiden(t *testing.T) {
 		} {
 			failed := f
 			fail(&failed)
-			if now, _ := decide(failed); width[now] > width[got] {
+			if now, _, _ := decide(failed); width[now] > width[got] {
 				t.Errorf("%+v: it sees more if %s", f, what)
 			}
 		}
