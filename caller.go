@@ -80,9 +80,9 @@ var (
 	errNotInCall = rpcErrorf(codeInternal, "the call this belongs to has ended")
 )
 
-// target returns the caller that a message of the module is for, and the call that it
+// recipient returns the caller that a message of the module is for, and the call that it
 // belongs to, or a nil call if only the session is known.
-func (w *Worker) target(s *workerState, params object) (Caller, *call, error) {
+func (w *Worker) recipient(s *workerState, params object) (Caller, *call, error) {
 	if id := params.object("_meta").get(metaCall); id != nil {
 		c := s.calls[string(id)]
 		if c == nil || !c.ofClient() {
@@ -128,7 +128,7 @@ func (w *Worker) handleRequest(msg *Message) {
 
 // newAsk finds the client that a request is for, and adds the request to the open ones.
 func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
-	caller, c, err := w.target(s, msg.Params)
+	caller, c, err := w.recipient(s, msg.Params)
 	if err != nil {
 		return nil, err
 	}

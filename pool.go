@@ -354,7 +354,7 @@ func (p *pool) end(c *process) {
 // crashMemory, only after crashPause.
 func (p *pool) run(c *process) {
 	if member := c.caller.Member; member != nil {
-		defer context.AfterFunc(member, func() { p.orphan(c) })()
+		defer context.AfterFunc(member, func() { p.onMemberEnd(c) })()
 	}
 	var owner *Caller
 	if p.perSession {
@@ -393,8 +393,8 @@ func (p *pool) run(c *process) {
 	p.startWaiting()
 }
 
-// orphan ends a process, after the calls under way, because its caller's membership has ended.
-func (p *pool) orphan(c *process) {
+// onMemberEnd ends a process, after the calls under way, because its caller's membership has ended.
+func (p *pool) onMemberEnd(c *process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if c.active == 0 { // else the last call ends it

@@ -315,7 +315,7 @@ func (t *sessionTable) giveLocked(s *Session, p *Principal) {
 	}
 	own, known := t.own[p]
 	if !known {
-		context.AfterFunc(p.ctx, func() { t.orphan(p) })
+		context.AfterFunc(p.ctx, func() { t.onClaimEnd(p) })
 	}
 	own = append(remove(own, s), s)
 	t.own[p] = own
@@ -328,8 +328,8 @@ func (t *sessionTable) giveLocked(s *Session, p *Principal) {
 	}
 }
 
-// orphan gives the sessions of a principal whose claim has ended to strangers.
-func (t *sessionTable) orphan(p *Principal) {
+// onClaimEnd gives the sessions of a principal whose claim has ended to strangers.
+func (t *sessionTable) onClaimEnd(p *Principal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range slices.Clone(t.own[p]) {

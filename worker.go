@@ -651,7 +651,7 @@ func (w *Worker) passOn(method string, params object) {
 	var caller Caller
 	var c *call
 	var err error
-	w.update(func(s *workerState) { caller, c, err = w.target(s, params) })
+	w.update(func(s *workerState) { caller, c, err = w.recipient(s, params) })
 	switch {
 	case err == nil && caller.Notify != nil && (c != nil || caller.reachable()):
 		caller.Notify(method, stripCallID(params))

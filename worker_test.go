@@ -279,7 +279,7 @@ func TestAskHasOneCaller(t *testing.T) {
 				var caller Caller
 				var err error
 				w.update(func(s *workerState) {
-					caller, _, err = w.target(s, objectOf(params))
+					caller, _, err = w.recipient(s, objectOf(params))
 				})
 				if err != nil {
 					return err.Error()
