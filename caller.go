@@ -173,9 +173,6 @@ func (w *Worker) ask(a *clientRequest) {
 // askClient asks the client and returns its answer.
 func (w *Worker) askClient(a *clientRequest) (result object, err error) {
 	defer catch(w.log, &err)
-	if a.call == nil && !a.caller.reachable() {
-		return nil, errNoScope
-	}
 	result, err = a.caller.ask(a.ctx, a.Method, stripCallID(a.Params))
 	if errors.Is(err, context.Canceled) {
 		err = errNotInCall
