@@ -293,9 +293,9 @@ func TestStrangersCauseNothing(t *testing.T) {
 		return w.Code
 	}
 	check(t, "status without the secret", deliver("POST", "X-Hub-Signature-256: 00"), 401)
-	check(t, "it has caused a scan", r.scanned.IsZero(), true)
+	check(t, "it causes no scan", r.scanned.IsZero(), true)
 	check(t, "status with the secret", deliver("POST", shown), 404)
-	check(t, "it has caused no scan", r.scanned.IsZero(), false)
+	check(t, "it causes no scan", r.scanned.IsZero(), false)
 	h.secret, h.open = "", false
 	check(t, "status of a GET while webhooks are off", deliver("GET", ""), 401)
 }
