@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -124,6 +125,15 @@ func TestGuardGetsNoSecrets(t *testing.T) {
 	pid, command, _ := strings.Cut(processes(), " ")
 	checkContains(t, "the guard", command, guardScript)
 	checkOmits(t, "its environment", string(readFile(t, "/proc/"+pid+"/environ")), "hidden")
+}
+
+// No process starts after the end of all.
+func TestNoProcessStartsAfterClose(t *testing.T) {
+	t.Parallel()
+	g := newGroups(quiet)
+	g.Close()
+	_, err := g.start(exec.Command(testBinary(t)))
+	checkContains(t, "the error", fmt.Sprint(err), "usher is stopping")
 }
 
 // A module's process has ended only when its whole group has.
