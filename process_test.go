@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -113,18 +114,41 @@ func TestGuardBlocksNothing(t *testing.T) {
 	check(t, "the last lines", strings.Contains(string(text), "\n- 1\n+ 2\n+ 3\n"), true)
 }
 
-// The guard gets no secret of webhooks.
-func TestGuardGetsNoSecrets(t *testing.T) {
+// The guard gets no secret of webhooks, and ends the groups even if something has sent TERM to it.
+func TestGuardEndsGroups(t *testing.T) {
 	need(t, "sh")
 	mark, processes := markProcesses(t)
 	t.Setenv(markVar, mark)
 	t.Setenv(webhookSecretVar, "hidden")
 	g := newGroups(quiet)
-	g.startGuard()
-	defer g.Close()
-	pid, command, _ := strings.Cut(processes(), " ")
+	g.guarded.Do(g.startGuard)
+	id, command, _ := strings.Cut(processes(), " ")
 	checkContains(t, "the guard", command, guardScript)
-	checkOmits(t, "its environment", string(readFile(t, "/proc/"+pid+"/environ")), "hidden")
+	checkOmits(t, "its environment", string(readFile(t, "/proc/"+id+"/environ")), "hidden")
+	_, err := g.start(exec.Command("sleep", "600"))
+	must(t, err)
+	pid, _ := strconv.Atoi(id)
+	guard, err := os.FindProcess(pid)
+	must(t, err)
+	must(t, guard.Signal(syscall.SIGTERM))
+	g.pipe.Close() // as if usher was killed
+	await(t, "the group to end", func() bool { return !strings.Contains(processes(), "sleep 600") })
+}
+
+// The guard learns that a group has ended, because its id may be used again.
+func TestGuardForgetsGroups(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	must(t, err)
+	g := newGroups(quiet)
+	g.guarded.Do(func() { g.pipe = write })
+	c, err := g.start(exec.Command(testBinary(t), "-test.run=^$"))
+	must(t, err)
+	c.wait(t.Context(), 0)
+	c.end()
+	g.Close()
+	lines, _ := io.ReadAll(read)
+	check(t, "what the guard reads", string(lines), fmt.Sprintf("+ %d\n- %[1]d\n", c.group))
 }
 
 // No process starts after the end of all.
@@ -138,14 +162,14 @@ func TestNoProcessStartsAfterClose(t *testing.T) {
 
 // A module's process has ended only when its whole group has.
 func TestProcessEndsWithItsGroup(t *testing.T) {
+	long(t)
 	need(t, "sh")
-	alone(t) // it sets a variable
-	mark, processes := markProcesses(t)
-	t.Setenv(markVar, mark)
 	g := newGroups(quiet)
 	defer g.Close()
 	w := testWorker("m", nil)
 	must(t, w.spawn(launch{Path: "/bin/sh", Args: []string{"-c", "trap '' TERM; sleep 600 & exit"}}, g))
 	<-w.done
-	checkOmits(t, "processes", processes(), "sleep 600")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	check(t, "groups that are left", len(g.left), 0)
 }

@@ -71,6 +71,27 @@ func TestShellFunctions(t *testing.T) {
 	await(t, "all processes to end", func() bool { return processes() == "" })
 }
 
+// The call of a function keeps its slot until the function has ended.
+func TestShellCallReleasesItsSlot(t *testing.T) {
+	t.Parallel()
+	need(t, "sh")
+	path := t.TempDir() + "/m.usher.sh"
+	write(t, path, "# Does nothing.\nf() { :; }\n")
+	runner := &shellRunner{
+		source: source{Name: "m", Kind: kindShell, Source: path},
+		log:    quiet,
+		groups: newGroups(quiet),
+		kept:   t.Context(),
+		check:  func(s source) (source, error) { return s, nil },
+	}
+	running := counter[*Principal]{perKey: 1}
+	slot := &slot[*Principal]{counter: &running, key: everyone}
+	<-slot.grant()
+	_, err := runner.request(t.Context(), Caller{}, "tools/call", object{{"name", quote("f")}}, 0, slot)
+	must(t, err)
+	check(t, "running calls", running.count(everyone), 0)
+}
+
 // A background process that writes keeps running until its module is removed.
 func TestShellBackgroundEndsWithItsModule(t *testing.T) {
 	long(t)
