@@ -263,11 +263,17 @@ func (c *suspendedCall) suspend() object {
 // state becomes invalid. The call may have ended just before, without the answers. resume
 // returns nil, and leaves the call suspended, if the request is not the same as the first.
 func (k *suspendedCalls) resume(r *request) *suspendedCall {
+	state := r.params.text("requestState")
 	responses := r.params.object("inputResponses")
 	k.mu.Lock()
+	c := k.calls[state]
+	k.mu.Unlock()
+	if c == nil || !c.continuedBy(r) { // without the lock, because it may take long
+		return nil
+	}
+	k.mu.Lock()
 	defer k.mu.Unlock()
-	c := k.calls[r.params.text("requestState")]
-	if c == nil || !c.continuedBy(r) {
+	if k.calls[state] != c { // another request has continued it
 		return nil
 	}
 	delete(k.calls, c.state)
