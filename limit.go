@@ -28,7 +28,7 @@ const (
 	maxLogged      = 200       // bytes of one value in the log that a client chose
 
 	// jsonrpc.go: messages.
-	maxID = 16 << 10 // bytes of one id, which answers repeat
+	maxID = 16 << 10 // bytes of one id or progress token, which messages to the client repeat
 
 	// outbox.go: messages to clients.
 	maxOutbox = 4 << 20 // bytes queued in one outbox, behind the message being written

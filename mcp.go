@@ -175,6 +175,9 @@ func (r *request) answer() (result object, err error) {
 	if r.method.eras&r.session.era == 0 {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
 	}
+	if len(r.params.object("_meta").get("progressToken")) > maxID { // each report repeats it
+		return nil, rpcErrorf(codeInvalidParams, "progressToken is longer than %s", formatSize(maxID))
+	}
 	if named := r.method.named; named != "" {
 		err = checkHeader(r.header, nameHeader, named, r.params.get(named))
 	}

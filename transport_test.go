@@ -108,6 +108,8 @@ func badRequests() []badRequest {
 		{"an id that is null", "", `{"jsonrpc":"2.0","id":null,"method":"ping"}`, 400, "id must be"},
 		{"a long id", "", `{"jsonrpc":"2.0","id":"` + strings.Repeat("x", maxID) + `","method":"ping"}`, 400,
 			"id is longer than 16 KiB"},
+		{"a long progress token", "", rpcText("ping", `{"_meta":{"progressToken":"`+
+			strings.Repeat("x", maxID)+`"}}`), 200, "progressToken is longer than 16 KiB"},
 		{"an unknown method", "", rpcText("nope", "{}"), 200, `"code":-32601`},
 		{"a message in several lines", "", lines, 200, `{\"x\":1}`},
 		{"an unknown notification", "", `{"jsonrpc":"2.0","method":"notifications/nope"}`, 202, ""},
