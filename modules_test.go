@@ -119,6 +119,31 @@ func TestEditReloadsOneModule(t *testing.T) {
 		`"module removed" module=other kind=executable file=other.usher`)
 }
 
+// An edit ends what it replaces: an introspection, which then is no failure of the new version, or a
+// process.
+func TestEditEndsWhatItReplaces(t *testing.T) {
+	long(t)
+	need(t, "sh")
+	dir, started := t.TempDir(), t.TempDir()+"/pid"
+	write(t, dir+"/a.usher", "#!/bin/sh\necho $$ >'"+started+"'\nexec sleep 600\n")
+	d := startDaemon(t, dir)
+	c := connect(t, d.URL)
+	var old int
+	await(t, "the introspection", func() bool {
+		text, _ := os.ReadFile(started)
+		_, err := fmt.Sscan(string(text), &old)
+		return err == nil
+	})
+	for _, tools := range []string{"tools=pid", "tools=pid,x"} {
+		writeFake(t, dir+"/a.usher", tools)
+		text := c.call("a_pid", "").text()
+		await(t, "the end of the process before "+tools, func() bool { return !processAlive(old) })
+		_, err := fmt.Sscan(text, &old)
+		must(t, err)
+	}
+	checkOmits(t, "the log", d.Log.String(), "module failed")
+}
+
 // A call of an unknown tool reaches a module that was just written.
 func TestUnknownToolScans(t *testing.T) {
 	long(t)

@@ -160,6 +160,23 @@ func TestNoProcessStartsAfterClose(t *testing.T) {
 	checkContains(t, "the error", fmt.Sprint(err), "usher is stopping")
 }
 
+// usher ends all groups itself, even if there is no guard.
+func TestCloseEndsGroups(t *testing.T) {
+	t.Parallel()
+	needUnix(t)
+	g := newGroups(quiet)
+	g.guarded.Do(func() {})
+	c, err := g.start(exec.Command("sleep", "600"))
+	must(t, err)
+	g.Close()
+	select {
+	case <-c.exited:
+	default:
+		t.Error("the process has not ended")
+		c.end()
+	}
+}
+
 // A module's process has ended only when its whole group has.
 func TestProcessEndsWithItsGroup(t *testing.T) {
 	long(t)
