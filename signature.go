@@ -150,6 +150,9 @@ func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error 
 		}
 	}
 	id := cmp.Or(h.Get("Webhook-Id"), h.Get("Svix-Id"))
+	if r.scheme == "standard" && strings.Contains(id, ".") { // it could end inside of another body
+		return errors.New("the delivery's id contains a dot")
+	}
 	prefix := strings.NewReplacer("ID", id, "TIME", stamp).Replace(r.prefix)
 	good := false
 	switch r.scheme {

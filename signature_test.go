@@ -203,6 +203,8 @@ func TestNearlySignedIsUnsigned(t *testing.T) {
 		{"standard", strings.Replace(standardSigned, "ID", "msg_2", 1), false},
 		{"standard", "webhook-id: ID.TIME\nwebhook-timestamp: \n" +
 			"webhook-signature: v1,BASE64(ID.TIME.BODY)", false}, // an id that contains the time
+		{"standard", "webhook-id: ID.1\nwebhook-timestamp: TIME\n" +
+			"webhook-signature: v1,BASE64(ID.1.TIME.BODY)", false}, // cut out of another body
 		{"standard", "svix-id: ID\nsvix-signature: v1,BASE64(ID.TIME.BODY)", false},
 		{"hmac x-own", "X-Own: w=BASE64(BODY),00", true},
 		{"hmac x-own", "X-Other: HEX(BODY)", false},
