@@ -162,7 +162,7 @@ func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error
 // reading reads the lists of a process, because they may have changed.
 type reading struct {
 	again bool          // they may have changed since the last attempt began
-	done  chan struct{} // closed at the end
+	done  chan struct{} // closed at the end of the attempt
 }
 
 // listsChanged reports that the lists of w, a process of p, may have changed. They are read soon,
@@ -182,7 +182,7 @@ func (o *moduleOwner) listsChanged(p *pool, w *Worker, isNew bool) {
 
 // read reads the lists of a process, again and again until no change is announced during a reading.
 func (o *moduleOwner) read(p *pool, w *Worker, r *reading, isNew bool) {
-	defer close(r.done)
+	defer func() { close(r.done) }() // of the last attempt
 	defer catch(o.log, nil)
 	for again := true; again; {
 		pauseFor(w.ctx, readInterval) // more changes are likely to follow
@@ -194,7 +194,10 @@ func (o *moduleOwner) read(p *pool, w *Worker, r *reading, isNew bool) {
 				o.offer(p, w, m, isNew)
 			}
 			again = r.again && w.alive()
-			if !again {
+			if again {
+				close(r.done)
+				r.done = make(chan struct{})
+			} else {
 				delete(o.readings, w)
 			}
 		})

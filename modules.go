@@ -467,14 +467,20 @@ func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
 	}
 }
 
-// waitRead waits until the lists of the module's processes are not being read.
+// waitRead waits until the lists of the module's processes have been read. If they are being read,
+// it also waits for the next attempt, because the one in progress may have missed a change.
 func (o *moduleOwner) waitRead(ctx context.Context) error {
-	o.mu.Lock()
-	readings := slices.Collect(maps.Values(o.readings))
-	o.mu.Unlock()
-	for _, reading := range readings {
-		if err := waitFor(ctx, reading.done); err != nil {
-			return err
+	for range 2 {
+		o.mu.Lock()
+		var attempts []chan struct{}
+		for _, r := range o.readings {
+			attempts = append(attempts, r.done)
+		}
+		o.mu.Unlock()
+		for _, done := range attempts {
+			if err := waitFor(ctx, done); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

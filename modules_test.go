@@ -154,7 +154,11 @@ func TestUnknownToolScans(t *testing.T) {
 		writeFake(t, dir+"/"+name+".usher", "good tools=x")
 		check(t, "a call of "+name, c.call(name+"_x", "").failure(), "")
 	}
-	checkContains(t, "an unknown tool", c.call("new0_y", "").failure(), `unknown tool "new0_y"`)
+	writeFake(t, dir+"/own.usher", "good restless")
+	c.call("own_echo", "") // its process begins to list its tools again and again
+	for _, name := range []string{"new0_y", "own_y"} {
+		checkContains(t, "an unknown tool", c.call(name, "").failure(), `unknown tool "`+name+`"`)
+	}
 }
 
 // An edit of a file that a module has loaded is an edit of the module, at the module's start or

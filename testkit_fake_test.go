@@ -255,6 +255,9 @@ func (f *fakeServer) answer(msg *Message) json.RawMessage {
 				"capabilities":{"tools":{}},"instructions":"A fake module. It is for tests."}`)
 		}
 	case "tools/list":
+		if f.has("restless") {
+			f.notify("notifications/tools/list_changed", nil)
+		}
 		return f.list()
 	case "prompts/list":
 		if f.traits["prompts"] == "endless" {
