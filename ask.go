@@ -87,10 +87,11 @@ type suspendedCall struct {
 	err     error
 
 	// Guarded by all.mu.
-	current   *request   // the request in progress; nil while the call is suspended
-	asked     int        // number of questions so far; all.asking counts the call from the first on
-	lacked    clientCaps // what the module asked for and the client lacks
-	state     string     // under which the call is suspended; "" if it never was
+	current   *request        // the request in progress; nil while the call is suspended
+	token     json.RawMessage // its progress token; nil for none
+	asked     int             // number of questions so far; all.asking counts the call from the first on
+	lacked    clientCaps      // what the module asked for and the client lacks
+	state     string          // under which the call is suspended; "" if it never was
 	questions []*inputRequest
 }
 
@@ -119,6 +120,7 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 		all:     k,
 		request: *r,
 		current: r,
+		token:   r.progressToken(),
 		held:    held,
 		wake:    make(chan struct{}, 1),
 		done:    make(chan struct{}),
@@ -156,13 +158,12 @@ func (c *suspendedCall) run() {
 // reported under that request's own token, and only if it has one.
 func (c *suspendedCall) notify(method string, params object) {
 	c.all.mu.Lock()
-	current := c.current
+	current, token := c.current, c.token
 	c.all.mu.Unlock()
 	if current == nil {
 		return
 	}
 	if method == "notifications/progress" {
-		token := current.params.object("_meta").get("progressToken")
 		if isNull(token) {
 			return
 		}
@@ -264,6 +265,7 @@ func (c *suspendedCall) suspend() object {
 // returns nil, and leaves the call suspended, if the request is not the same as the first.
 func (k *suspendedCalls) resume(r *request) *suspendedCall {
 	state := r.params.text("requestState")
+	token := r.progressToken()
 	responses := r.params.object("inputResponses")
 	k.mu.Lock()
 	c := k.calls[state]
@@ -278,6 +280,7 @@ func (k *suspendedCalls) resume(r *request) *suspendedCall {
 	}
 	delete(k.calls, c.state)
 	c.current = r
+	c.token = token
 	c.questions = slices.DeleteFunc(c.questions, func(q *inputRequest) bool {
 		answer := responses.object(q.key)
 		if answer != nil {

@@ -151,11 +151,13 @@ func (r *request) begin(ctx context.Context) error {
 	return nil
 }
 
-// end undoes begin.
+// end undoes begin. It also drops the message, because a process keeps the caller of its first call.
 func (r *request) end() {
 	r.session.calls.Delete(string(r.id))
 	r.counter().release(r.principal, 1)
 	r.cancel(nil)
+	r.id = nil
+	r.params = nil
 }
 
 // counter returns what counts the request.
@@ -175,7 +177,7 @@ func (r *request) answer() (result object, err error) {
 	if r.method.eras&r.session.era == 0 {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
 	}
-	if len(r.params.object("_meta").get("progressToken")) > maxID { // each report repeats it
+	if len(r.progressToken()) > maxID { // each report repeats it
 		return nil, rpcErrorf(codeInvalidParams, "progressToken is longer than %s", formatSize(maxID))
 	}
 	if named := r.method.named; named != "" {
@@ -188,6 +190,11 @@ func (r *request) answer() (result object, err error) {
 		return nil, err
 	}
 	return result.forClient(r.session.era, r.method.life), nil
+}
+
+// progressToken returns the token under which the client wants reports, or nil.
+func (r *request) progressToken() json.RawMessage {
+	return r.params.object("_meta").get("progressToken")
 }
 
 // encodeAnswer returns the answer to the request, or nil if it was cancelled: then nobody waits

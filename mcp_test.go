@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -245,4 +246,27 @@ func TestLogLevelOfARequest(t *testing.T) {
 			checkContains(t, "the answer", a.Body, `"result"`)
 		})
 	}
+}
+
+// A process does not keep the call that it was started for.
+func TestProcessKeepsNoCall(t *testing.T) {
+	alone(t) // it measures memory
+	inBubble(t, func(t *testing.T, b *bubble) {
+		heap := func() int {
+			runtime.GC()
+			var stats runtime.MemStats
+			runtime.ReadMemStats(&stats)
+			return int(stats.HeapAlloc)
+		}
+		before := heap()
+		arguments := `{"echo":"` + strings.Repeat("x", 1_000_000) + `"}`
+		for range maxProcsOf {
+			b.open(protocols[0]).call("m_wait", arguments)
+		}
+		b.modern("tools/call", `{"name":"m_wait","arguments":`+arguments+`}`)
+		pass(time.Minute)
+		b.hears() // drops what m was sent
+		check(t, "processes", b.m.pool.count(processRunning), maxProcsOf)
+		check(t, "it keeps calls", heap()-before > 2_000_000, false)
+	})
 }

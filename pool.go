@@ -240,6 +240,10 @@ func (p *pool) pick(caller Caller) (*process, error) {
 		if wait := time.Until(p.crashed[caller.Member]); wait > 0 {
 			return nil, fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, wait.Seconds())
 		}
+		if caller.Sessionless { // it is reached only in its calls, so the process must not keep one
+			caller.Notify = nil
+			caller.Ask = nil
+		}
 		c = &process{caller: caller, ready: make(chan struct{})}
 		p.procs = append(p.procs, c)
 		p.startWaiting()
