@@ -49,7 +49,7 @@ const (
 
 	// worker.go: one process of a module.
 	maxWorkerLine = 64 << 20 // bytes of one message from a process
-	maxInput      = 16 << 20 // bytes queued for one process, behind the message being written
+	maxInput      = 16 << 20 // bytes queued for one process per principal, behind what is being written
 	maxAsks       = 64       // unanswered asks of one process to clients of one principal
 	maxLoggedLine = 16 << 10 // bytes logged of one stray line, or of a traceback
 	tailLines     = 8        // lines of stderr in the error of one failed start, or call of a shell function

@@ -160,6 +160,21 @@ func TestNoProcessStartsAfterClose(t *testing.T) {
 	checkContains(t, "the error", fmt.Sprint(err), "usher is stopping")
 }
 
+// A process that closes its stdin and goes on is ended.
+func TestProcessWithoutStdinEnds(t *testing.T) {
+	t.Parallel()
+	need(t, "sh")
+	g := newGroups(quiet)
+	defer g.Close()
+	w := testWorker("m", nil)
+	must(t, w.spawn(launch{Path: "/bin/sh", Args: []string{"-c", "exec <&-; sleep 600"}}, g))
+	await(t, "its end", func() bool {
+		w.notify("notifications/initialized", nil)
+		return !w.alive()
+	})
+	<-w.done
+}
+
 // usher ends all groups itself, even if there is no guard.
 func TestCloseEndsGroups(t *testing.T) {
 	t.Parallel()

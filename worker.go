@@ -98,9 +98,10 @@ type Worker struct {
 
 // workerState is everything about a Worker that changes.
 type workerState struct {
-	input  []byte // lines to be written to the process
-	stderr tail   // and lines of stdout that are not JSON-RPC
-	named  string // the last line of stderr that names an error; not of a shim, which reports its own
+	input  []byte             // lines to be written to the process
+	queued map[*Principal]int // bytes of input, by the principal they are from
+	stderr tail               // and lines of stdout that are not JSON-RPC
+	named  string             // the last line of stderr that names an error; not of a shim, which reports its own
 
 	calls     map[string]*call          // whose callers wait for the answers, by id
 	cancelled map[string]*call          // that still count as running, by id
@@ -174,6 +175,7 @@ func newWorker(ctx context.Context, config workerConfig) *Worker {
 		done:         make(chan struct{}),
 		asking:       counter[*Principal]{perKey: maxAsks},
 		state: workerState{
+			queued:    make(map[*Principal]int),
 			calls:     make(map[string]*call),
 			cancelled: make(map[string]*call),
 			asks:      make(map[string]*clientRequest),
@@ -282,6 +284,7 @@ func (w *Worker) alive() bool { return w.ctx.Err() == nil }
 // writeStdin writes the queued input, as much as possible in one system call, until the
 // process must end and the queue is empty. (The queue may still contain a cancellation.)
 func (w *Worker) writeStdin(stdin io.WriteCloser) {
+	defer w.cancel() // a process that has closed its stdin is of no use
 	defer catch(w.log, nil)
 	defer stdin.Close()
 	for {
@@ -294,12 +297,13 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 		w.update(func(s *workerState) {
 			input = s.input
 			s.input = nil
+			clear(s.queued)
 		})
 		if len(input) == 0 && !w.alive() {
 			return
 		}
 		if _, err := stdin.Write(input); err != nil {
-			return // the process is ending, which fails the calls
+			return // the process ends, which fails the calls
 		}
 	}
 }
@@ -403,16 +407,17 @@ func (w *Worker) handle(msg *Message) {
 
 // ---- Messages to the process
 
-// enqueue queues a message for the process. It does not wait: a module that does not read
-// may be waiting for usher to read. It returns errNotSent if the process is ending, and
-// another error if too much is queued.
-func (w *Worker) enqueue(s *workerState, msg []byte) error {
+// enqueue queues a message from a principal for the process. It does not wait: a module that does
+// not read may be waiting for usher to read. It returns errNotSent if the process is ending, and
+// another error if too much of the principal is queued.
+func (w *Worker) enqueue(s *workerState, from *Principal, msg []byte) error {
 	if !w.alive() {
 		return errNotSent
 	}
-	if n := len(s.input); n > 0 && n+len(msg) > maxInput {
-		return fmt.Errorf("module %q does not read its stdin", w.module)
+	if n := s.queued[from]; n > 0 && n+len(msg) > maxInput {
+		return fmt.Errorf("module %q does not read its stdin, or reads slowly: try again", w.module)
 	}
+	s.queued[from] += len(msg)
 	s.input = append(append(s.input, msg...), '\n')
 	wake(w.queued)
 	return nil
@@ -421,7 +426,7 @@ func (w *Worker) enqueue(s *workerState, msg []byte) error {
 // send sends a message that is not a request. Only notify and reply call it.
 func (w *Worker) send(msg []byte) {
 	var err error
-	w.update(func(s *workerState) { err = w.enqueue(s, msg) })
+	w.update(func(s *workerState) { err = w.enqueue(s, nil, msg) })
 	if err != nil && w.alive() {
 		w.log.Warn("a message was dropped", "err", err)
 	}
@@ -448,7 +453,7 @@ func (w *Worker) startCall(c *call, method string, params object) (err error) {
 	w.update(func(s *workerState) {
 		err = errNotSent
 		if s.phase < workerDraining {
-			err = w.enqueue(s, msg)
+			err = w.enqueue(s, c.caller.Principal, msg)
 		}
 		if err == nil && c.answer != nil {
 			s.calls[c.id] = c

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -216,24 +217,29 @@ func TestModuleSaysTooMuch(t *testing.T) {
 	check(t, "refused requests", strings.Count(sent, "request id 7 is already in use"), 2)
 }
 
-// For a module that does not read, no more is queued than maxInput, and each call ends.
+// For a module that does not read, no more of a principal is queued than maxInput, and each call
+// ends.
 func TestModuleThatDoesNotRead(t *testing.T) {
 	long(t)
 	synctest.Test(t, func(t *testing.T) {
 		w := testWorker("a", nil)
 		_, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute, nil)
 		check(t, "a call times out", errors.Is(err, errTimeout), true)
-		w.update(func(s *workerState) { s.input = nil })
 		big := objectOf(`{"x":"` + strings.Repeat("x", maxInput) + `"}`)
-		errs := make(chan error, 2)
-		for range cap(errs) {
-			go func() {
-				_, err := w.request(t.Context(), Caller{}, "ping", big, time.Minute, nil)
-				errs <- err
-			}()
+		var calls sync.WaitGroup
+		for _, row := range []struct{ principal, want string }{
+			{"alice", errTimeout.Error()},
+			{"alice", "does not read"},
+			{"bob", errTimeout.Error()},
+		} {
+			calls.Go(func() {
+				caller := Caller{Principal: principal(row.principal)}
+				_, err := w.request(t.Context(), caller, "ping", big, time.Minute, nil)
+				checkContains(t, "a large call of "+row.principal, fmt.Sprint(err), row.want)
+			})
+			synctest.Wait()
 		}
-		checkContains(t, "the second large call", fmt.Sprint(<-errs), "does not read")
-		check(t, "the first one times out", errors.Is(<-errs, errTimeout), true)
+		calls.Wait()
 	})
 }
 
