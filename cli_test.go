@@ -518,6 +518,8 @@ func TestCompletionRunsNoModule(t *testing.T) {
 				"usher call -dir DIR -base BASE odd ":   "say",
 				"usher call -dir DIR -base BASE a s":    "sleep",
 				"usher call -scope DIR/proj -dir DIR z": "",
+
+				"usher call -dir DIR -base BASE x$/!etouch\tBASE/ran\t# ": "",
 			} {
 				line = fill.Replace(line)
 				args := strings.Split(line, " ")

@@ -13,6 +13,7 @@ import glob
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,7 @@ def make(environment, block):
 
 
 os.umask(0o077)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the temporary folder
 path, folder = sys.argv[1:]
 with open(path, encoding="utf-8") as file:
     blocks = re.findall(r"(?m)^# /// script\n((?:#(?: .*)?\n)+)# ///$", file.read())
