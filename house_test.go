@@ -57,7 +57,7 @@ const (
 	maxColumns        = 110
 	maxUsualColumns   = 88 // for 95 % of the lines
 	maxRuntimeColumns = 100
-	maxTestText       = 502_300 // characters
+	maxTestText       = 502_900 // characters
 )
 
 // scopeFiles decide who sees what. No other file can widen a scope.

@@ -28,7 +28,6 @@ type serverConfig struct {
 // Server answers MCP messages. Safe for concurrent use.
 type Server struct {
 	serverConfig
-	started   time.Time
 	mux       *http.ServeMux      // the MCP endpoint
 	suspended suspendedCalls      // calls that wait for their clients to return
 	requests  counter[*Principal] // being answered
@@ -39,7 +38,6 @@ type Server struct {
 func newServer(c serverConfig) *Server {
 	s := &Server{
 		serverConfig: c,
-		started:      time.Now(),
 		suspended: suspendedCalls{
 			asking: counter[*Principal]{perKey: maxSuspended},
 			calls:  make(map[string]*suspendedCall),
@@ -252,20 +250,11 @@ func (r *request) view() (*View, error) {
 	return r.server.modules.View(scope, r.member), err
 }
 
-// readyView waits as waitReady does, and returns the view, which is empty if the claim has ended.
-func (r *request) readyView() *View {
+// readyView returns the view, as view does, after Registry.WaitStart.
+func (r *request) readyView() (*View, error) {
 	scope, _ := r.principal.scope() // reaches nothing if there is an error
-	r.server.waitReady(r.ctx, scope)
-	view, _ := r.view()
-	return view
-}
-
-// waitReady waits for modules in a scope that are being introspected, until startupTime after
-// the start: a module that hangs must not delay every list.
-func (s *Server) waitReady(ctx context.Context, scope Scope) {
-	if left := startupTime - time.Since(s.started); left > 0 {
-		s.modules.WaitAll(ctx, left, scope)
-	}
+	r.server.modules.WaitStart(r.ctx, scope)
+	return r.view()
 }
 
 // noResult is the result of a method that returns nothing.
@@ -342,7 +331,7 @@ func (r *request) setLevel() (object, error) {
 
 // showList answers a request for a list.
 func (r *request) showList() (object, error) {
-	view := r.readyView()
+	view, _ := r.readyView()
 	r.session.markSeen(r.method.list, view)
 	return object{{r.method.list, view.Lists[r.method.list]}}, nil
 }
@@ -365,9 +354,10 @@ func (r *request) target() (list, name string, err error) {
 }
 
 // find returns the item that the request names, in the view that the caller has now. An
-// item that is out of scope causes the same error as one that does not exist.
+// item that is out of scope causes the same error as one that does not exist. At the start, find
+// waits for modules that may turn out to have an item of this name.
 func (r *request) find() (*Item, error) {
-	view, err := r.view()
+	view, err := r.readyView()
 	if err != nil {
 		return nil, err
 	}
@@ -480,7 +470,8 @@ func (r *request) listen() (object, error) {
 	if filter == nil {
 		return nil, rpcErrorf(codeInvalidParams, `%s needs an object "notifications"`, listenMethod)
 	}
-	honoured := r.session.readFilter(r.readyView(), filter)
+	view, _ := r.readyView()
+	honoured := r.session.readFilter(view, filter)
 	r.session.listenID = r.id
 	if !r.session.join(r.out) {
 		return nil, rpcErrorf(codeInvalidRequest, "%s needs Accept: text/event-stream", listenMethod)

@@ -65,6 +65,7 @@ type Registry struct {
 	registryConfig
 	groups  *groups
 	catalog atomic.Pointer[Catalog]
+	started time.Time
 
 	ctx           context.Context // ends with the registry
 	cancel        context.CancelFunc
@@ -90,6 +91,7 @@ func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
 		groups:         newGroups(c.Log),
+		started:        time.Now(),
 		introspecting:  counter[Kind]{perKey: maxIntrospections, total: maxIntrospections},
 		building:       counter[Kind]{perKey: int64(max(1, runtime.NumCPU()/2))},
 		modules:        make(map[string]*moduleOwner),
@@ -171,6 +173,14 @@ func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Sco
 		if waitFor(ctx, changed) != nil {
 			return false
 		}
+	}
+}
+
+// WaitStart waits for modules inside a scope that are being introspected, until startupTime after the
+// start: a module that hangs must not delay every request.
+func (r *Registry) WaitStart(ctx context.Context, scope Scope) {
+	if left := startupTime - time.Since(r.started); left > 0 {
+		r.WaitAll(ctx, left, scope)
 	}
 }
 

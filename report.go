@@ -221,7 +221,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		if err := cmp.Or(from.badCode, err); err != nil {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
-		d.server.waitReady(r.Context(), scope)
+		d.registry.WaitStart(r.Context(), scope)
 		p := pageContent{Coded: from.principal.exists(), URL: d.pageURL(r)}
 		// The page contains a code only for a visitor who has presented this code. The id of a
 		// session must not lead to the code.

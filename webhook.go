@@ -174,8 +174,10 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 
 // find finds the method of a delivery, and how the delivery must be signed. If there is
 // no method at the path yet, find waits for modules that are being introspected: a sender may
-// take a 404 for the end of the webhook, and not try again.
+// take a 404 for the end of the webhook, and not try again. At the start, find always waits for
+// them, because the path may turn out to be theirs.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
+	h.modules.WaitStart(ctx, scopeAll())
 	ready := true // the view contains all modules
 	// Webhooks are not scoped: whoever has the secret may deliver to all of them.
 	tool, claimants := h.modules.View(scopeAll(), nil).Hook(d.path)

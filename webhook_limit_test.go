@@ -117,6 +117,20 @@ func TestWebhookWaitsForItsModule(t *testing.T) {
 		d.deliver(t, "no/thing", `{}`, shown), 404)
 }
 
+// At the start, a call or delivery waits for the module that may have its name, and does not go to
+// another one.
+func TestNamesWaitForTheStart(t *testing.T) {
+	long(t)
+	dir, base := t.TempDir(), t.TempDir()
+	writeTools(t, dir+"/deploy_a.usher", fakeTool{Name: "run"},
+		fakeTool{Name: "other", Doc: "@webhook deploy/handleIt"})
+	wantUsher(t, 0, "", "modules", "-base", base, dir) // its lists are known from now on
+	writeFake(t, dir+"/deploy.usher", "fixed slowstart=300 tools=a_run,handleIt")
+	d := daemonOptions{base: base}.start(t, dir)
+	checkError(t, "a delivery", d.deliver(t, "deploy/handleIt", `{}`), 409)
+	checkContains(t, "a call", connect(t, d.URL).call("deploy_a_run", "").failure(), "ambiguous")
+}
+
 // A delivery that is refused whatever its body is refused before its body has arrived.
 func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 	long(t)
