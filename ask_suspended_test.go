@@ -248,7 +248,7 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 		pass(5 * watchInterval)
 		wantStatus(t, "meanwhile", b.modern("tools/call", back, inHeader(code)),
 			http.StatusServiceUnavailable)
-		write(t, path, string(claims))
+		write(t, path, claims)
 		pass(watchInterval)
 		checkContains(t, "the call afterwards",
 			b.modern("tools/call", back, inHeader(code)).Body, "accept")

@@ -97,7 +97,7 @@ func TestUnusableFileIsAnError(t *testing.T) {
 			dir := newDataDir(t)
 			path := writeClaimsFile(t, dir, tt.content)
 			wantUnreadable(t, dir, "AAAAAA")
-			check(t, "the file", string(readFile(t, path)), tt.content)
+			check(t, "the file", readFile(t, path), tt.content)
 		})
 	}
 	t.Run("a folder", func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestRecordsSurviveRewriting(t *testing.T) {
 	_, err := s.Revoke(t.Context(), added.Code)
 	must(t, err)
 	var text bytes.Buffer
-	must(t, json.Compact(&text, readFile(t, filepath.Join(dir, "claims.json"))))
+	must(t, json.Compact(&text, []byte(readFile(t, filepath.Join(dir, "claims.json")))))
 	check(t, "the file", text.String(), "["+odd+"]")
 	list, err := s.List(t.Context())
 	must(t, err)
@@ -249,7 +249,7 @@ func TestFailedPurgeIsLogged(t *testing.T) {
 	s.purges.Wait()
 	s.Close()
 	check(t, "lines of the log", strings.Count(logged.String(), "\n"), 1)
-	check(t, "the file", string(readFile(t, path)), content)
+	check(t, "the file", readFile(t, path), content)
 }
 
 // A reader notices every replacement of the file, even by one of the same size and time: a

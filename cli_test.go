@@ -545,7 +545,7 @@ func TestModulesComeFromTheReport(t *testing.T) {
 	dir, base := twoProjects(t), t.TempDir()
 	report := base + "/.data/" + reportName
 	d := daemonOptions{base: base}.startReady(t, dir)
-	text := string(readFile(t, report))
+	text := readFile(t, report)
 	write(t, report, strings.ReplaceAll(text, "The tool x.", "From the report."))
 	out := wantUsher(t, 0, "From the report.", "modules", "-base", base, dir+"/proj")
 	checkOmits(t, "modules below another folder", out, "b_x")

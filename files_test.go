@@ -412,12 +412,12 @@ func TestNoTemporaryFilesAreLeft(t *testing.T) {
 	shim, err := placeShim("shim.py", dir+"/cache")
 	must(t, err)
 	whole := readFile(t, shim)
-	for what, text := range map[string][]byte{"part": whole[:100], "whole": whole} {
-		write(t, shim, string(text))
+	for what, text := range map[string]string{"part": whole[:100], "whole": whole} {
+		write(t, shim, text)
 		_, err := placeShim("shim.py", dir+"/cache")
 		must(t, err)
 		check(t, "the shim after a "+what+" is complete",
-			string(readFile(t, shim)) == string(whole), true)
+			readFile(t, shim) == whole, true)
 	}
 	check(t, "files of the cache", len(folderNames(t, dir+"/cache")), 1)
 }

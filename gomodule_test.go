@@ -51,8 +51,8 @@ func goTestCallsModule(t *testing.T) (binary string) {
 		"go.mod":                      "module example.com/tree\n\ngo 1.16\n",
 		"sub/static/a.txt":            "embedded",
 		"sub/other.usher.go":          goHead + "func Greet() {}\n",
-		"internal/greet/greet.go":     string(readFile(t, "testdata/gomodule/run/greet.go")),
-		"sub/_calls_windows.usher.go": string(source),
+		"internal/greet/greet.go":     readFile(t, "testdata/gomodule/run/greet.go"),
+		"sub/_calls_windows.usher.go": source,
 	})
 	return goTestBuild(t, filepath.Join(dir, "sub", "_calls_windows.usher.go"),
 		filepath.Join(dir, "cache"))
@@ -216,10 +216,10 @@ func TestGoModuleFollowsItsImports(t *testing.T) {
 	d.awaitLog(t, "can't be built: pkg/pkg.go:3:")
 	edit("Y int")
 	source := readFile(t, dir+"/a.usher.go")
-	write(t, dir+"/a.usher.go", string(source)+"func B( {")
+	write(t, dir+"/a.usher.go", source+"func B( {")
 	checkContains(t, "the reason", c.call("a_a", `{"Y":1}`).failure(), ": a.usher.go:",
 		"expected")
-	write(t, dir+"/a.usher.go", string(source))
+	write(t, dir+"/a.usher.go", source)
 	edit("Z int")
 	c.awaitText("a_a", `{"Z":1}`, `{"Z":1}`)
 	d.stop(t)
@@ -307,8 +307,8 @@ func TestGoCommandGetsNoSecrets(t *testing.T) {
 	t.Setenv("OTHER_SECRET", "shown")
 	usher(t, "", "modules", "-base", t.TempDir(), dir)
 	env := readFile(t, seen)
-	checkContains(t, "environment", string(env), "OTHER_SECRET=shown")
-	checkOmits(t, "environment", string(env), "hidden")
+	checkContains(t, "environment", env, "OTHER_SECRET=shown")
+	checkOmits(t, "environment", env, "hidden")
 }
 
 // A module imports what its Go module and workspace have. It is built for this machine,
@@ -344,7 +344,7 @@ func TestGoModuleGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			src := readFile(t, file)
-			offer := goTestOffer(t, name+".usher.go", string(src))
+			offer := goTestOffer(t, name+".usher.go", src)
 			checkGolden(t, strings.TrimSuffix(file, ".go.txt")+".json", offer)
 		})
 	}

@@ -136,7 +136,7 @@ func TestLimitIsPerPrincipal(t *testing.T) {
 
 // Every limit in limit.go has a test.
 func TestLimitIndex(t *testing.T) {
-	_, table, _ := strings.Cut(string(readFile(t, "limit.go")), "\nconst (")
+	_, table, _ := strings.Cut(readFile(t, "limit.go"), "\nconst (")
 	table, _, _ = strings.Cut(table, "\n)\n")
 	var rows []string
 	for _, line := range regexp.MustCompile(`(?m)^\t(\w+) += .+? +// `).FindAllStringSubmatch(table, -1) {

@@ -132,7 +132,7 @@ func (r *realWorkspace) reset(t *testing.T) {
 	places := strings.NewReplacer("SERVERS",
 		filepath.Join(r.installed, "node_modules", "@modelcontextprotocol"),
 		"ROOT", r.root, "FILES", r.files, "MEMORY", r.memory())
-	servers := string(readFile(t, "testdata/real/servers.json"))
+	servers := readFile(t, "testdata/real/servers.json")
 	write(t, filepath.Join(r.workspace, ".mcp.json"), places.Replace(servers))
 	copyFiles(t, "testdata/real", r.workspace, "loud.usher.go")
 	pixel, err := base64.StdEncoding.DecodeString(pixelPNG)

@@ -123,7 +123,7 @@ func TestGuardGetsNoSecrets(t *testing.T) {
 	defer g.Close()
 	pid, command, _ := strings.Cut(processes(), " ")
 	checkContains(t, "the guard", command, guardScript)
-	checkOmits(t, "its environment", string(readFile(t, "/proc/"+pid+"/environ")), "hidden")
+	checkOmits(t, "its environment", readFile(t, "/proc/"+pid+"/environ"), "hidden")
 }
 
 // A module's process has ended only when its whole group has.

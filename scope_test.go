@@ -39,7 +39,7 @@ func TestScopeEndsWithClaim(t *testing.T) {
 	store := testStore(t, dir)
 	p, err := store.Lookup(mustCreate(t, store).Code)
 	must(t, err)
-	before := string(readFile(t, dir+"/claims.json"))
+	before := readFile(t, dir+"/claims.json")
 	scope, err := p.scope()
 	check(t, "an active claim has its scope", scope == scopeDir("/w/p"), true)
 	check(t, "its error", err, nil)
@@ -434,7 +434,7 @@ func FuzzPresentedCode(f *testing.F) {
 // Every row of the table "Who sees what" in SECURITY.md has a test. Each row is a session, and what
 // its request presents.
 func TestScopeIndex(t *testing.T) {
-	_, table, _ := strings.Cut(string(readFile(t, "SECURITY.md")), "| session | presents |")
+	_, table, _ := strings.Cut(readFile(t, "SECURITY.md"), "| session | presents |")
 	table, _, _ = strings.Cut(table, "\n\n")
 	var rows []string
 	for _, line := range strings.Split(table, "\n")[2:] {

@@ -18,8 +18,8 @@ import (
 
 // The tests that SECURITY.md names exist, and its bounds are the program's.
 func TestSecurityDocument(t *testing.T) {
-	document, tests := string(readFile(t, "SECURITY.md")), testNames(t)
-	limits := string(readFile(t, "limit.go"))
+	document, tests := readFile(t, "SECURITY.md"), testNames(t)
+	limits := readFile(t, "limit.go")
 	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z]+)`").FindAllStringSubmatch(document, -1)
 	for _, name := range named {
 		if !tests[name[1]] {

@@ -7,7 +7,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"net/http"
 	"os"
@@ -73,8 +72,8 @@ func TestSoak(t *testing.T) {
 		}
 	}
 	text := readFile(t, log.Name())
-	if i := bytes.Index(text, []byte("level=ERROR")); i >= 0 {
-		t.Errorf("the log has an error: %s", clipText(string(text[i:]), 1000))
+	if i := strings.Index(text, "level=ERROR"); i >= 0 {
+		t.Errorf("the log has an error: %s", clipText(text[i:], 1000))
 	}
 }
 

@@ -64,7 +64,7 @@ func TestOneDaemonPerBase(t *testing.T) {
 	check(t, "the folders in its record", len(readDaemon(data).Roots), 1)
 	d.signal(t, os.Kill)
 	raw := readFile(t, data+"/"+recordName)
-	checkContains(t, "the record that it left", string(raw), d.URL)
+	checkContains(t, "the record that it left", raw, d.URL)
 	check(t, "the daemon that runs then", readDaemon(data).URL, "")
 	daemonOptions{base: base}.start(t, dir).stop(t)
 	check(t, "the daemon that runs after another one has stopped", readDaemon(data).URL, "")

@@ -124,7 +124,7 @@ func TestShellNames(t *testing.T) {
 				skip(t, err) // CI has sh and bash
 			}
 			dir, base := t.TempDir(), t.TempDir()
-			write(t, dir+"/m.usher.sh", "#!/usr/bin/env "+shell+"\n"+string(script)+more)
+			write(t, dir+"/m.usher.sh", "#!/usr/bin/env "+shell+"\n"+script+more)
 			out, _, _ := usher(t, "", "modules", "-json", "-base", base, dir)
 			for _, name := range append(functions, "builtin", "mkdir", "time") {
 				hosted := strings.Contains(out, `"method": "`+name+`"`)

@@ -356,7 +356,7 @@ var providerRow = regexp.MustCompile("(?m)^\\| ([^|`]*) \\| `(@signature [^`]* (
 // the secret, and nothing else. No refusal says whether the path exists, or which key is right.
 func TestSignatureOfEachProvider(t *testing.T) {
 	long(t)
-	rows := providerRow.FindAllStringSubmatch(string(readFile(t, "docs/webhooks.md")), -1)
+	rows := providerRow.FindAllStringSubmatch(readFile(t, "docs/webhooks.md"), -1)
 	check(t, "rows of the table", len(rows), len(providers))
 	env := map[string]string{webhookSecretVar: testSecret}
 	var tools []fakeTool

@@ -214,11 +214,11 @@ func write(t *testing.T, path, text string) {
 	must(t, os.WriteFile(path, []byte(text), mode))
 }
 
-func readFile(t testing.TB, path string) []byte {
+func readFile(t testing.TB, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	must(t, err)
-	return text
+	return string(text)
 }
 
 // tempDir returns a new folder, by its path without links.
@@ -366,6 +366,13 @@ var masks = []struct {
 	{regexp.MustCompile(`usher \S+ serves`), "usher VERSION serves"},
 }
 
+func masked(text string) string {
+	for _, m := range masks {
+		text = m.form.ReplaceAllString(text, m.with)
+	}
+	return text
+}
+
 // without is a JSON object without one of its members.
 func without(raw, key string) string {
 	list := objectOf(raw)
@@ -426,10 +433,7 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 			t.Errorf("%s: a line of over 80 columns: %q", name, line)
 		}
 	}
-	for _, m := range masks {
-		got = m.form.ReplaceAllString(got, m.with)
-	}
-	got = columns.ReplaceAllStringFunc(got, func(line string) string {
+	got = columns.ReplaceAllStringFunc(masked(got), func(line string) string {
 		return gaps.ReplaceAllString(line, "   ")
 	})
 	path := "testdata/cli/" + name + ".txt"
@@ -437,7 +441,7 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 		write(t, path, got)
 	}
 	want := readFile(t, path)
-	check(t, name, got, string(want))
+	check(t, name, got, want)
 }
 
 // building matches what commands say while they wait for a module.
@@ -533,7 +537,7 @@ func copyFiles(t *testing.T, from, to string, names ...string) {
 	t.Helper()
 	for _, name := range names {
 		content := readFile(t, filepath.Join(from, name))
-		write(t, filepath.Join(to, name), string(content))
+		write(t, filepath.Join(to, name), content)
 	}
 }
 
@@ -579,8 +583,8 @@ func testNames(t *testing.T) map[string]bool {
 	names := make(map[string]bool)
 	files, _ := filepath.Glob("*_test.go")
 	for _, file := range files {
-		for _, test := range testName.FindAllSubmatch(readFile(t, file), -1) {
-			names[string(test[1])] = true
+		for _, test := range testName.FindAllStringSubmatch(readFile(t, file), -1) {
+			names[test[1]] = true
 		}
 	}
 	return names

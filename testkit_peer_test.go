@@ -134,7 +134,7 @@ func startFile(t *testing.T, file string) *modulePeer {
 	}
 	source := readFile(t, file)
 	name := filepath.Base(file)
-	dir := goTestTree(t, map[string]string{name: string(source)})
+	dir := goTestTree(t, map[string]string{name: source})
 	return startBinary(t, goTestBuild(t, filepath.Join(dir, name), filepath.Join(dir, "cache")))
 }
 
@@ -362,7 +362,7 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 		write(t, path, text.String())
 	}
 	want := readFile(t, path)
-	check(t, path, text.String(), string(want))
+	check(t, path, text.String(), want)
 }
 
 // languages copies the modules of testdata/languages that can run here into a

@@ -279,7 +279,7 @@ func TestSSEIsSilentWhileUnreadable(t *testing.T) {
 		write(t, path, "{")
 		pass(2 * watchInterval)
 		check(t, "while unreadable: it hears the module", says("meanwhile"), false)
-		write(t, path, string(claims))
+		write(t, path, claims)
 		pass(2 * watchInterval)
 		check(t, "after: it hears the module", says("after"), true)
 		x.hangUp()

@@ -273,8 +273,8 @@ func TestWebhookStatusIndex(t *testing.T) {
 	var rows []string
 	for _, file := range []string{"webhook.go", "http.go"} {
 		rows = append(rows,
-			regexp.MustCompile(`http\.Status[A-Z]\w+`).FindAllString(string(readFile(t,
-				file)), -1)...)
+			regexp.MustCompile(`http\.Status[A-Z]\w+`).FindAllString(readFile(t,
+				file), -1)...)
 	}
 	checkIndex(t, rows, map[string]string{
 		"http.StatusOK":                    "TestWebhookAnswers",
