@@ -35,7 +35,7 @@ func TestAskReachesEveryClient(t *testing.T) {
 					}
 					msg := c.call(module+"_ask", askForms("refused"))
 					c.forgetAsked()
-					checkContains(t, "the result", string(msg), "the user said no")
+					checkContains(t, "the result", msg, "the user said no")
 					failed := string(field(msg, "result", "isError")) == "true" ||
 						field(msg, "error") != nil
 					check(t, "the call failed", failed, true)
@@ -108,7 +108,7 @@ func TestAskNeedsACapability(t *testing.T) {
 			checkContains(t, "2025-11-25, a module that copes",
 				resultText(members(result)), `"code":`+code)
 			checkContains(t, "2025-11-25, a new module that asks all the same",
-				string(s.call("new_ask", bold)),
+				s.call("new_ask", bold),
 				"client")
 			check(t, "requests to the clients", len(c.asked)+len(s.asked), 0)
 		})
@@ -150,7 +150,7 @@ func TestAskBeforeTheFirstCall(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			c := connect(t, d.URL, d.Dir, askAllCaps)
 			c.answer = askAnswer("some-roots")
-			checkContains(t, "the result", string(c.call("a_roots", struct{}{})), "some-roots")
+			checkContains(t, "the result", c.call("a_roots", struct{}{}), "some-roots")
 			check(t, "requests to the client", len(c.asked), 1)
 		})
 	}
@@ -187,7 +187,7 @@ func TestAskInEachMethod(t *testing.T) {
 				`{"ask-1":{"action":"accept","content":{"word":"yes"}}}`)
 			want := `{"method":"elicitation/create","params":{"message":"` + tt.method + `",`
 			checkContains(t, "the question",
-				string(field(a.result(), "inputRequests", "ask-1")), want)
+				field(a.result(), "inputRequests", "ask-1"), want)
 			wantStale(t, "its state with "+tt.other, send(tt.other, back))
 			a = send(tt.method, back)
 			check(t, "resumed: failure", a.failure(), "")

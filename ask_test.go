@@ -87,14 +87,14 @@ func TestAskEndsCleanly(t *testing.T) {
 		call := callAndBeAsked(t, d, c, "deleted")
 		c.http.end()
 		awaitEnd(call.pid)
-		checkContains(t, "the call", string(c.get(call.answer)), `"error":`)
+		checkContains(t, "the call", c.get(call.answer), `"error":`)
 	})
 	t.Run("the module crashes", func(t *testing.T) {
 		c := post(t)
 		call := callAndBeAsked(t, d, c, "crashes")
 		p, _ := os.FindProcess(call.pid)
 		p.Kill()
-		checkContains(t, "the call", string(c.get(call.answer)), "crashed")
+		checkContains(t, "the call", c.get(call.answer), "crashed")
 		c.answer = askAnswer("answered")
 		checkGot(t, "the next call", c.call("a_ask", askForms("again")), "answered")
 	})
@@ -126,7 +126,7 @@ func TestAskNeedsAStream(t *testing.T) {
 	c := askOverPOST(t, d.URL, "2025-03-26", askAllCaps, "")
 	c.http.Header.Set("Accept", "application/json")
 	c.answer = askAnswer("heard")
-	checkContains(t, "without a stream", string(c.call("a_ask", askForms("one"))),
+	checkContains(t, "without a stream", c.call("a_ask", askForms("one")),
 		"no stream open")
 	c.listen()
 	checkGot(t, "with one", c.call("a_ask", askForms("two")), "heard")

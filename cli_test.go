@@ -476,7 +476,7 @@ func TestPrintedCurlWorks(t *testing.T) {
 	cmd.Env = append(os.Environ(), webhookSecretVar+"="+testSecret)
 	got, err := cmd.CombinedOutput()
 	must(t, err)
-	checkContains(t, "curl "+line, string(got), `"rawBody":"{}"`)
+	checkContains(t, "curl "+line, got, `"rawBody":"{}"`)
 	checkContains(t, "usher modules", rest, "forms/handle_signed, signed by its sender\n")
 }
 

@@ -140,7 +140,7 @@ func TestNodeTypeScript(t *testing.T) {
 		write(t, file, text)
 		out, err := shimCommand(t, kindNode, file).CombinedOutput()
 		check(t, "it fails", err != nil, true)
-		checkContains(t, text, string(out), "m.usher.ts"+want)
+		checkContains(t, text, out, "m.usher.ts"+want)
 		check(t, "lines of output", strings.Count(string(out), "\n"), 1)
 	}
 	if major < 22 || major == 22 && minor < 18 {

@@ -96,6 +96,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // The test binary also runs as usher, and as a fake with the traits in the variable.
@@ -379,30 +380,30 @@ func without(raw, key string) string {
 	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
 }
 
-// check reports how got differs from want; what names it.
+// check reports how got differs from want; what names it. An error may wrap the wanted one.
 func check[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.EquateErrors()); diff != "" {
 		t.Errorf("%s: (-want +got)\n%s", what, clipText(diff, 4000))
 	}
 }
 
 // checkContains reports each of wants that text lacks.
-func checkContains(t testing.TB, what, text string, wants ...string) {
+func checkContains[T ~[]byte | ~string](t testing.TB, what string, text T, wants ...string) {
 	t.Helper()
 	for _, want := range wants {
-		if !strings.Contains(text, want) {
-			t.Errorf("%s: no %q in %s", what, want, clipText(text, 2000))
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%s: no %q in %s", what, want, clipText(string(text), 2000))
 		}
 	}
 }
 
 // checkOmits reports each of the unwanted texts that text contains.
-func checkOmits(t testing.TB, what, text string, unwanted ...string) {
+func checkOmits[T ~[]byte | ~string](t testing.TB, what string, text T, unwanted ...string) {
 	t.Helper()
 	for _, s := range unwanted {
-		if strings.Contains(text, s) {
-			t.Errorf("%s: unwanted %q in %s", what, s, clipText(text, 2000))
+		if strings.Contains(string(text), s) {
+			t.Errorf("%s: unwanted %q in %s", what, s, clipText(string(text), 2000))
 		}
 	}
 }

@@ -328,7 +328,7 @@ func TestStdioAnswersInOrder(t *testing.T) {
 		must(t, err)
 		must(t, checkJSON(line, "it"))
 		check(t, what+": jsonrpc", stringField(line, "jsonrpc"), "2.0")
-		checkContains(t, what, string(line), texts...)
+		checkContains(t, what, line, texts...)
 	}
 	send("1", "initialize", `{"protocolVersion":"2025-06-18"}`)
 	want("initialize", `"protocolVersion":"2025-06-18"`)
@@ -441,7 +441,7 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 	})
 	res, _, _ := c.get()
 	check(t, "status of a GET of an ended session", res.StatusCode, 404)
-	checkContains(t, "the other session", string(other.ask("ping", "")), `"result"`)
+	checkContains(t, "the other session", other.ask("ping", ""), `"result"`)
 }
 
 // A call of a session continues when its stream breaks, and its answer is lost.

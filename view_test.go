@@ -74,8 +74,8 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 	}
 	check(t, "in b's scope", owner(scopeDir("/w/b.usher"), "x://1"), "b")
 	view := catalog.View(scopeAll(), nil)
-	checkOmits(t, "the list", string(view.Lists["resources"]), "x://1", "x://named")
-	checkContains(t, "the list", string(view.Lists["resources"]), "x://2")
+	checkOmits(t, "the list", view.Lists["resources"], "x://1", "x://named")
+	checkContains(t, "the list", view.Lists["resources"], "x://2")
 }
 
 // usher modules names the URIs that two modules list.
