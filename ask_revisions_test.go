@@ -54,11 +54,11 @@ func askForAll(t *testing.T, c *askClient, module string) {
 		wish := askFor(kind.name, module)
 		ask.Asks = append(ask.Asks, wish)
 		wants = append(wants, string(c.answer(wish.Method, wish.Params)))
-		params = append(params, string(canonical(wish.Params)))
+		params = append(params, canonical(wish.Params))
 	}
 	checkGot(t, "the answers", c.call(module+"_ask", ask), wants...)
 	for len(c.asked) > 0 {
-		asked = append(asked, string(canonical(field(<-c.asked, "params"))))
+		asked = append(asked, canonical(field(<-c.asked, "params")))
 	}
 	slices.Sort(params)
 	slices.Sort(asked)

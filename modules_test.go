@@ -332,7 +332,7 @@ func TestFailedListHidesNoTools(t *testing.T) {
 	dir := t.TempDir()
 	writeFakes(t, dir, "a: good tools=x prompts=fail", "b: good tools=x prompts=endless")
 	writeFake(t, dir+"/c.usher", "good toolsIn="+dir+"/tools")
-	write(t, dir+"/tools", `[{"Name":"bad","Schema":{"type":"array"}},{"Name":"x"}]`)
+	write(t, dir+"/tools", `[{"Name":"bad","Schema":"{\"type\":\"array\"}"},{"Name":"x"}]`)
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "b_x", "c_x")
 	out := modulesOf(t, dir, nil)
 	checkContains(t, "usher modules", out, "note: prompts/list: no prompts/list",

@@ -16,9 +16,9 @@ import (
 )
 
 // formSchema has a parameter of every type that a form may fill in.
-var formSchema = json.RawMessage(`{"type":"object","properties":{
+const formSchema = `{"type":"object","properties":{
 	"s":{"type":"string"},"i":{"type":"integer"},"f":{"type":"number"},"b":{"type":"boolean"},
-	"list":{"type":"array"},"o":{"type":"object"},"any":{}}}`)
+	"list":{"type":"array"},"o":{"type":"object"},"any":{}}}`
 
 // startBodies runs a daemon whose module m has methods with these parameters.
 func startBodies(t *testing.T, env map[string]string) *testDaemon {
@@ -30,9 +30,9 @@ func startBodies(t *testing.T, env map[string]string) *testDaemon {
 		`"additionalProperties":false}`
 	return daemonOptions{env: env}.startTools(t, "", fakeTool{Name: "handleAny"},
 		fakeTool{Name: "handleForm", Schema: formSchema},
-		fakeTool{Name: "handlePayload", Schema: json.RawMessage(payload)},
-		fakeTool{Name: "handleNeeds", Schema: json.RawMessage(needs)},
-		fakeTool{Name: "handleStrict", Schema: json.RawMessage(strict)})
+		fakeTool{Name: "handlePayload", Schema: payload},
+		fakeTool{Name: "handleNeeds", Schema: needs},
+		fakeTool{Name: "handleStrict", Schema: strict})
 }
 
 // wantArguments checks what reached a method without _webhook or, if status is an error,
@@ -255,9 +255,7 @@ func TestWebhookInEachLanguage(t *testing.T) {
 			const body = `{ "name": "é", "n": 7, "_webhook": 1 }`
 			a := d.deliver(t, "m/handleIt", body)
 			meta := field(a.Body, webhookParam)
-			check(t, "arguments",
-				string(canonical(json.RawMessage(without(a.Body, webhookParam)))),
-				`{"n":7,"name":"é"}`)
+			check(t, "arguments", canonical(without(a.Body, webhookParam)), `{"n":7,"name":"é"}`)
 			check(t, "rawBody", stringField(meta, "rawBody"), body)
 			check(t, "method", stringField(meta, "method"), "POST")
 			wantAnswer(t, d.send(t, "POST", "any/path", ""), 201, isText, "POST")
@@ -281,8 +279,8 @@ func TestWebhookInEachLanguage(t *testing.T) {
 
 // fuzzMethod returns a method with a parameter of every type that a form may fill in.
 func fuzzMethod() *Method {
-	definition := object{{"name", quote("handleForm")}, {"inputSchema", formSchema}}
-	return parseMethod(definition.encode(), kindExecutable)
+	const definition = `{"name":"handleForm","inputSchema":` + formSchema + `}`
+	return parseMethod(json.RawMessage(definition), kindExecutable)
 }
 
 // checkParams checks that parameters can be sent to a module and, if they pass the

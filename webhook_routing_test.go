@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"strings"
@@ -31,7 +30,7 @@ func TestWebhookHasOnePath(t *testing.T) {
 		fakeTool{Name: "handleQuery", Doc: "@webhook a?b"},
 		fakeTool{Name: "handleCode", Doc: "@webhook caf\u00e9"},
 		fakeTool{Name: "handle$(X)"},
-		fakeTool{Name: "quiet", Doc: "Is none.", Schema: json.RawMessage(quiet)},
+		fakeTool{Name: "quiet", Doc: "Is none.", Schema: quiet},
 	)
 	writeShared(t, dir+"/deep", "conf",
 		fakeTools(t, fakeTool{Name: "handleX"},
@@ -178,7 +177,7 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	const named = `{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}`
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: json.RawMessage(named)},
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: named},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET_SIGNING_SECRET"},
 		fakeTool{Name: "a", Doc: "@webhook twice"}, fakeTool{Name: "b", Doc: "@webhook twice"},
 		fakeTool{Name: "handleRuns", Does: "runs"})
