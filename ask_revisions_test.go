@@ -128,9 +128,7 @@ func TestAskWithoutAClient(t *testing.T) {
 	const want = "use an MCP client"
 	for _, module := range []string{"old", "named", "new"} {
 		t.Run("usher call, "+module, func(t *testing.T) {
-			flags := []string{"call", "-base", t.TempDir(), "-dir", d.Dir}
-			_, stderr, status := usher(t, "",
-				append(flags, module, "ask", string(marshal(ask)))...)
+			_, stderr, status := usher(t, "call", "-dir", d.Dir, module, "ask", string(marshal(ask)))
 			check(t, "exit status", status, 1)
 			checkContains(t, "stderr", stderr, want)
 		})

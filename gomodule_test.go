@@ -224,8 +224,8 @@ func TestGoModuleFollowsItsImports(t *testing.T) {
 	c.awaitText("a_a", `{"Z":1}`, `{"Z":1}`)
 	d.stop(t)
 	edit("X, Y int")
-	out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "a", "a", `{"Y":1}`)
-	checkContains(t, "a call after the end", out+stderr, `parameter "X" is required`)
+	said := callSays(t, base, dir, "a", "a", `{"Y":1}`)
+	checkContains(t, "a call after the end", said, `parameter "X" is required`)
 }
 
 // The error of a build is the compiler's, by the file's own lines, with a remedy if there
@@ -305,7 +305,7 @@ func TestGoCommandGetsNoSecrets(t *testing.T) {
 	t.Setenv("GITHUB_WEBHOOK_SECRET", "hidden")
 	t.Setenv("stripe_Signing_secret", "hidden")
 	t.Setenv("OTHER_SECRET", "shown")
-	usher(t, "", "modules", "-base", t.TempDir(), dir)
+	usher(t, "modules", dir)
 	env := readFile(t, seen)
 	checkContains(t, "environment", env, "OTHER_SECRET=shown")
 	checkOmits(t, "environment", env, "hidden")

@@ -56,7 +56,7 @@ func TestFoldersAreSearched(t *testing.T) {
 		must(t, os.Chmod(dir+"/"+name, 0o755))
 	}
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "again_x", "b_x", "near_x")
-	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), "-scope", dir, dir)
+	out, _, _ := usher(t, "modules", "-scope", dir, dir)
 	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
 		"gone.usher\n  not hosted: no such file",
 		"no_line\" can't start: it must begin with a line such as #!/bin/sh\n",

@@ -344,7 +344,7 @@ func TestScopeIsByRealPath(t *testing.T) {
 		})
 	}
 	// usher claim resolves its folder, so that a link counts as its target.
-	out, errs, _ := usher(t, "", "claim", "-json", "-scope", p.dir+"/alias/../alias",
+	out, errs, _ := usher(t, "claim", "-json", "-scope", p.dir+"/alias/../alias",
 		"-base", p.Base)
 	list, err := parseClaims([]byte("[" + out + "]"))
 	if err != nil {

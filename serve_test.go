@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -100,12 +99,10 @@ func TestServeRefuses(t *testing.T) {
 			map[string]string{nestedVar: dir + "/me.usher"}, 1, "started this usher"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var out, errs bytes.Buffer
-			args := []string{"serve", "-addr", "127.0.0.1:0", "-base", t.TempDir()}
-			code := run(t.Context(), append(args, strings.Fields(tt.args)...), nil,
-				&out, &errs, lookupIn(tt.env))
+			args := append([]string{"serve", "-addr", "127.0.0.1:0"}, strings.Fields(tt.args)...)
+			_, errs, code := usherIn(t, tt.env, "", args...)
 			check(t, "status", code, tt.code)
-			checkContains(t, "stderr", errs.String(), "usher: serve: ", tt.says)
+			checkContains(t, "stderr", errs, "usher: serve: ", tt.says)
 		})
 	}
 }

@@ -248,13 +248,9 @@ var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
 // modulesOf returns what usher modules prints.
 func modulesOf(t *testing.T, dir string, env map[string]string) string {
 	t.Helper()
-	var out, log output
-	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir},
-		strings.NewReader(""), &out, &log,
-		lookupIn(env)); code != 0 {
-		t.Fatalf("usher modules: status %d: %s", code, log.String())
-	}
-	return out.String()
+	out, errs, code := usherIn(t, env, "", "modules", dir)
+	check(t, "status of usher modules: "+errs, code, 0)
+	return out
 }
 
 // openStore opens the claim store of a daemon's base folder.

@@ -80,6 +80,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -345,12 +346,29 @@ func folderNames(t testing.TB, dir string) []string {
 	return names
 }
 
-// usher runs a command in this process.
-func usher(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+// usher runs a command in this process, with a base folder of its own unless -base names one.
+func usher(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	return usherIn(t, nil, "", args...)
+}
+
+// usherIn is usher with an environment and a stdin.
+func usherIn(
+	t *testing.T, env map[string]string, stdin string, args ...string,
+) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs, noEnv)
+	all := map[string]string{"USHER_BASE": t.TempDir()}
+	maps.Copy(all, env)
+	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs, lookupIn(all))
 	return out.String(), errs.String(), code
+}
+
+// callSays returns what usher call prints, on both streams.
+func callSays(t *testing.T, base, dir string, args ...string) string {
+	t.Helper()
+	out, errs, _ := usher(t, append([]string{"call", "-base", base, "-dir", dir}, args...)...)
+	return out + errs
 }
 
 // masks hide what differs from run to run.
@@ -452,7 +470,7 @@ var building = regexp.MustCompile(`(?m)^usher: waiting for .*…\n`)
 // contains a text. It returns stdout.
 func wantUsher(t *testing.T, code int, says string, args ...string) string {
 	t.Helper()
-	out, errs, got := usher(t, "", args...)
+	out, errs, got := usher(t, args...)
 	what := "usher " + strings.Join(args, " ")
 	if got != code {
 		t.Errorf("%s: status %d, want %d: %s%s", what, got, code, out, errs)
