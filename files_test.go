@@ -87,7 +87,6 @@ func TestTokenIsTakenFromTheDead(t *testing.T) {
 // deadPID returns the id of a process that has ended.
 func deadPID(t *testing.T) int {
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 	must(t, cmd.Run())
 	return cmd.Process.Pid
 }
@@ -212,9 +211,7 @@ type claimsChild struct {
 func startClaimsChild(t *testing.T, dir string, count int, stale time.Duration, step string) *claimsChild {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestClaimsChild$")
-	// A race-enabled process lingers for a second at its end unless told not to.
-	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0",
-		fmt.Sprintf("%s=%s\n%d\n%s\n%s", childEnv, dir, count, stale, step))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s\n%d\n%s\n%s", childEnv, dir, count, stale, step))
 	cmd.Stderr = os.Stderr
 	stdin, err1 := cmd.StdinPipe()
 	stdout, err2 := cmd.StdoutPipe()
@@ -261,9 +258,7 @@ func TestKillsLoseNoRecord(t *testing.T) {
 	dir := newDataDir(t)
 	s := testStore(t, dir)
 	var printed []Code
-	total := 0
-	rounds := slowTests(10, 60)
-	for range rounds {
+	for range slowTests(10, 60) {
 		// Two writers go on and end by themselves; the third is killed.
 		var others sync.WaitGroup
 		var codes [crowd][]Code
@@ -283,7 +278,6 @@ func TestKillsLoseNoRecord(t *testing.T) {
 		others.Wait()
 		mustCreate(t, s)
 		printed = append(printed, slices.Concat(codes[:]...)...)
-		total += len(slices.Concat(codes[:]...))
 		got := fileCodes(t, dir)
 		for _, code := range printed {
 			if !got[code] {
@@ -295,7 +289,6 @@ func TestKillsLoseNoRecord(t *testing.T) {
 			printed = nil
 		}
 	}
-	t.Logf("%d kills, %d codes printed", rounds, total)
 }
 
 // tokenSteps are the steps of a writer.
