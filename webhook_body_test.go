@@ -277,10 +277,15 @@ func TestWebhookInEachLanguage(t *testing.T) {
 	}
 }
 
-// fuzzMethod returns a method with a parameter of every type that a form may fill in.
-func fuzzMethod() *Method {
+// fuzzBodies checks what is read from bodies of a content type.
+func fuzzBodies(f *testing.F, kind string) {
 	const definition = `{"name":"handleForm","inputSchema":` + formSchema + `}`
-	return parseMethod(json.RawMessage(definition), kindExecutable)
+	m := parseMethod(json.RawMessage(definition), kindExecutable)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if list, err := parameters(headerOf("Content-Type: "+kind), body, m.schema()); err == nil {
+			checkParams(t, m, list)
+		}
+	})
 }
 
 // checkParams checks that parameters can be sent to a module and, if they pass the
@@ -329,12 +334,7 @@ func FuzzWebhookForm(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	m := fuzzMethod()
-	f.Fuzz(func(t *testing.T, body []byte) {
-		if list, err := parameters(headerOf("Content-Type: "+formType), body, m.schema()); err == nil {
-			checkParams(t, m, list)
-		}
-	})
+	fuzzBodies(f, formType)
 }
 
 // What is read from a multipart form can be sent to a module, fits the schema's types, and
@@ -352,11 +352,5 @@ func FuzzWebhookMultipart(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	m := fuzzMethod()
-	kind := headerOf("Content-Type: " + multipartType + "; boundary=b")
-	f.Fuzz(func(t *testing.T, body []byte) {
-		if list, err := parameters(kind, body, m.schema()); err == nil {
-			checkParams(t, m, list)
-		}
-	})
+	fuzzBodies(f, multipartType+"; boundary=b")
 }
