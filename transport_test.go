@@ -7,7 +7,6 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -32,13 +31,7 @@ func TestPanicEndsRequest(t *testing.T) {
 			"a call without session": func() string {
 				return b.modern("tools/call", `{"name":"m_m"}`).Body
 			},
-			"a webhook": func() string {
-				w := httptest.NewRecorder()
-				req := httptest.NewRequest(http.MethodPost, "/webhook/m/x", nil)
-				setHeaders(req, shown)
-				hooks.ServeHTTP(w, req)
-				return w.Body.String()
-			},
+			"a webhook": func() string { return hooks.answer("POST", "m/x", shown, nil).Body.String() },
 		} {
 			before := strings.Count(out.String(), "level=ERROR")
 			checkContains(t, what, ask(), "internal error: see usher's log")
@@ -172,20 +165,6 @@ func TestRequestsAreChecked(t *testing.T) {
 				tt.status != 431)
 		})
 	}
-}
-
-// A client without a session that disconnects cancels its call.
-func TestDisconnectCancelsCall(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, b *bubble) {
-		const wait = `{"name":"m_wait","arguments":{"seconds":60}}`
-		call := b.begin(b.modernPOST("1", "tools/call", wait))
-		synctest.Wait()
-		checkOmits(t, "the process, during the call", b.hears(), "notifications/cancelled")
-		call.hangUp()
-		synctest.Wait()
-		checkContains(t, "the process, after the end", b.hears(), "notifications/cancelled")
-	})
 }
 
 // brokenWriter is the stdout of a client that has gone.
