@@ -36,22 +36,6 @@ func TestPythonSyntax(t *testing.T) {
 	}
 }
 
-// Tags count in a comment above a function.
-func TestPythonTagsAbove(t *testing.T) {
-	long(t)
-	pythonTestVersion(t)
-	const text = "# A remark.\n# @webhook a/b\n#@readonly\n@(lambda f: f)\n" +
-		"def f(**fields):\n    '''Takes it.\n\n    All of it.'''\n"
-	file := filepath.Join(t.TempDir(), "m.usher.py")
-	write(t, file, text)
-	p := startShim(t, kindPython, file)
-	m := p.methods["f"]
-	check(t, "path", m.Hook, "a/b")
-	check(t, "annotations", len(m.annotations), 1)
-	check(t, "description", m.description, "Takes it.\n\nAll of it.")
-	p.end()
-}
-
 // Arguments become values of the annotated types.
 func TestPythonParameters(t *testing.T) {
 	long(t)
