@@ -167,17 +167,6 @@ func TestCancelReachesTheModule(t *testing.T) {
 	checkOmits(t, "the log", c.daemon.Log.String(), "superfluous") // a status that is written twice
 }
 
-// A call without answer and progress ends after -call-timeout.
-func TestSilentCallTimesOut(t *testing.T) {
-	long(t)
-	c := oneFake(t, "-call-timeout", "200ms")
-	c.call("a_pid", "")
-	silent := c.call("a_sleep", `{"ms":60000}`)
-	checkContains(t, "a silent call", silent.failure(),
-		"no answer and no progress within 200ms")
-	checkContains(t, "the next call", c.call("a_echo", "").Body, `"result"`)
-}
-
 // Each call, claim and invalid code is a line of the log, which names a claim by its label
 // and contains no code.
 func TestLogNamesCalls(t *testing.T) {

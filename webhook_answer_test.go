@@ -136,7 +136,8 @@ func TestWebhookFailures(t *testing.T) {
 	d.awaitLog(t, "fake: cancelled handleGone")
 }
 
-// A delivery fails if its module can't start, or if its calls end sooner than deliveries.
+// A delivery fails if its module can't start, or if its calls, which end after -call-timeout without
+// answer and progress, end sooner than deliveries.
 func TestWebhookNeedsItsModule(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
@@ -144,6 +145,11 @@ func TestWebhookNeedsItsModule(t *testing.T) {
 		fakeTool{Name: "handleNever", Does: "never"})
 	d := daemonOptions{}.startReady(t, dir, "-call-timeout", "1s")
 	checkError(t, "no answer within -call-timeout", d.deliver(t, "m/handleNever", `{}`), 504)
+	c := connect(t, d.URL)
+	c.call("m_handleIt", "")
+	silent := c.call("m_handleNever", "")
+	checkContains(t, "a silent call", silent.failure(), "no answer and no progress within 1s")
+	checkContains(t, "the next call", c.call("m_handleIt", "").Body, `"result"`)
 	d.stop(t)
 	// The cache contains what the module offers; its program is gone.
 	file, err := os.Stat(dir + "/m.usher")
