@@ -65,13 +65,12 @@ func TestFoldersAreSearched(t *testing.T) {
 		"y.ushr.py\n  not hosted: unsupported file")
 }
 
-// A call after an edit reaches the new version, and no call under way fails.
+// A call after an edit reaches the new version, and no call under way fails. A call of an unknown
+// tool reaches a module that was just written.
 func TestEditReloadsOneModule(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
-	writeFakes(t, dir, "a: good tools=x", "b: good tools=x", "c: dies")
-	d := startDaemon(t, dir)
-	c := connect(t, d.URL)
+	d := startFakes(t, "a: good tools=x", "b: good tools=x", "c: dies")
+	dir, c := d.Dir, connect(t, d.URL)
 	c.awaitTools("a_x", "b_x")
 	checkContains(t, "a call of a broken module", c.call("c_x", "").failure(),
 		`module "c" can't be hosted: `)
@@ -110,6 +109,12 @@ func TestEditReloadsOneModule(t *testing.T) {
 	c.awaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/a.usher", "good tools=x,z") // repair
 	check(t, "a call of a new method", c.call("a_z", "").failure(), "")
+	for i := range 3 {
+		name := fmt.Sprint("new", i)
+		writeFake(t, dir+"/"+name+".usher", "good tools=x")
+		check(t, "a call of "+name, c.call(name+"_x", "").failure(), "")
+	}
+	checkContains(t, "an unknown tool", c.call("new0_y", "").failure(), `unknown tool "new0_y"`)
 	writeFake(t, dir+"/a.usher", "good tools=x,handleIt")
 	wantStatus(t, "a delivery to a new method", d.deliver(t, "a/handleIt", "{}"), 200)
 	checkContains(t, "the log", d.Log.String(),
@@ -117,19 +122,6 @@ func TestEditReloadsOneModule(t *testing.T) {
 		`"module changed" module=a kind=executable file=a.usher tools=2`,
 		`"module failed" module=a kind=executable file=a.usher why=`,
 		`"module removed" module=other kind=executable file=other.usher`)
-}
-
-// A call of an unknown tool reaches a module that was just written.
-func TestUnknownToolScans(t *testing.T) {
-	long(t)
-	dir := t.TempDir()
-	c := connect(t, startDaemon(t, dir).URL)
-	for i := range 3 {
-		name := fmt.Sprint("new", i)
-		writeFake(t, dir+"/"+name+".usher", "good tools=x")
-		check(t, "a call of "+name, c.call(name+"_x", "").failure(), "")
-	}
-	checkContains(t, "an unknown tool", c.call("new0_y", "").failure(), `unknown tool "new0_y"`)
 }
 
 // An edit of a file that a module has loaded is an edit of the module, at the module's start or
@@ -326,18 +318,21 @@ func TestLateIntrospectionIsDropped(t *testing.T) {
 }
 
 // A server that can't list its prompts, or has a tool that MCP forbids, is hosted with its
-// other tools.
+// other tools. usher modules names the URIs that two modules list.
 func TestFailedListHidesNoTools(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeFakes(t, dir, "a: good tools=x prompts=fail", "b: good tools=x prompts=endless")
+	writeFakes(t, dir, "a: good tools=x prompts=fail", "b: good tools=x prompts=endless",
+		"d: good tools=x res=r", "e: good tools=x res=r")
 	writeFake(t, dir+"/c.usher", "good toolsIn="+dir+"/tools")
 	write(t, dir+"/tools", `[{"Name":"bad","Schema":"{\"type\":\"array\"}"},{"Name":"x"}]`)
-	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "b_x", "c_x")
+	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "b_x", "c_x", "d_x", "e_x")
 	out := modulesOf(t, dir, nil)
 	checkContains(t, "usher modules", out, "note: prompts/list: no prompts/list",
 		"note: prompts/list: the list is larger than 16 MiB",
 		"note: tools/list: bad is left out")
+	const shared = "note: r://one: this resource is not offered, as several modules have its URI"
+	check(t, "notes of shared URIs", strings.Count(out, shared), 2)
 	for list, item := range map[string]string{
 		"tools": `{"inputSchema":{"type":"object"}}`, "resources": `{"name":"a"}`,
 		"prompts": `{}`, "resourceTemplates": `{"uriTemplate":"x://{a}"}`,
