@@ -159,7 +159,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	check(t, "claims", len(list), 1)
 	check(t, "scope", list[0].ScopeDir, dir+"/proj")
 	code := list[0].Code
-	c, _ := openSession(t, d.URL, presentNothing)
+	c, _ := openSession(t, d.URL)
 	c.Header.Set(claimHeader, code)
 	c.awaitTools(projTools...)
 	shown, hidden, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-claim", code,

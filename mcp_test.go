@@ -188,7 +188,7 @@ func TestLogNamesCalls(t *testing.T) {
 		`{"ref":{"type":"ref/prompt","name":"rich_say"},"argument":{"name":"x","value":""}}`)
 	listTools(c, inHeader("ABCDEF"))
 	p.revoke(claim.Code.Reveal())
-	listTools(c, presentNothing)
+	listTools(c)
 	const of = `claim=[0-9a-f]{8} label="a phone"`
 	const how = ` took=[0-9.]+[mµ]?s bytes=[0-9]+ session=[A-Z2-7]{8}… ` + of
 	for _, want := range []string{

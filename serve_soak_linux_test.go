@@ -132,7 +132,7 @@ func (s *soak) round(t *testing.T, label string) {
 	check(t, "tools of a scoped session", scoped.tools(), []string{"edited_version"})
 	_, err = s.claims.Revoke(t.Context(), claim.Code)
 	must(t, err)
-	checkSees(t, "after the end of the claim", scoped, presentNothing, seesNone)
+	checkSees(t, "after the end of the claim", scoped, seesNone)
 	scoped.end()
 }
 

@@ -364,7 +364,7 @@ func (c *askClient) round(tool string, arguments any, more ...member) answer {
 // askOverPOST is a client with a session of a version over streamable HTTP.
 func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 	c := newAskClient(t, url, code)
-	c.http.begin(initializeWith(version, caps), presentNothing)
+	c.http.begin(initializeWith(version, caps))
 	c.http.post(initialized)
 	c.post = func(ctx context.Context, msg []byte) error {
 		res, err := c.http.http.Do(c.http.request(http.MethodPost,

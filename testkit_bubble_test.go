@@ -267,7 +267,7 @@ func (b *bubble) suspended() int {
 func (b *bubble) open(version string) *testClient {
 	b.t.Helper()
 	c := &testClient{t: b.t, URL: b.URL, Header: http.Header{}, http: b.http}
-	a := c.begin(initializeWith(version, askAllCaps), presentNothing)
+	a := c.begin(initializeWith(version, askAllCaps))
 	if c.Session == "" {
 		b.t.Fatalf("initialize: %d %s", a.Status, a.Body)
 	}

@@ -64,7 +64,7 @@ func newStateless(t *testing.T, url string) *testClient {
 func connect(t *testing.T, url string) *testClient {
 	t.Helper()
 	c := newClient(t, url)
-	c.begin(initialize, presentNothing)
+	c.begin(initialize)
 	if c.Session == "" {
 		t.Fatal("initialize: no session")
 	}
@@ -78,24 +78,24 @@ func connect(t *testing.T, url string) *testClient {
 func connectAs(t *testing.T, url, version string, present ...func(*http.Request)) *testClient {
 	t.Helper()
 	c := newStateless(t, url)
-	if a := c.begin(initializeAs(version), presentAll(present...)); c.Session == "" {
+	if a := c.begin(initializeAs(version), present...); c.Session == "" {
 		t.Fatalf("initialize with %s: %d %s", version, a.Status, a.Body)
 	}
 	return c
 }
 
 // openSession tries to begin a session by a request that present changes.
-func openSession(t *testing.T, url string, present func(*http.Request)) (*testClient, answer) {
+func openSession(t *testing.T, url string, present ...func(*http.Request)) (*testClient, answer) {
 	t.Helper()
 	c := newStateless(t, url)
-	return c, c.begin(initialize, present)
+	return c, c.begin(initialize, present...)
 }
 
 // begin sends initialize, and stays in the session that there is then.
-func (c *testClient) begin(initialize string, present func(*http.Request)) answer {
+func (c *testClient) begin(initialize string, present ...func(*http.Request)) answer {
 	c.t.Helper()
 	req := c.request(http.MethodPost, initialize)
-	present(req)
+	presentAll(present...)(req)
 	a := c.do(req)
 	c.Session = a.Header.Get(sessionHeader)
 	return a
@@ -326,17 +326,17 @@ func (c *testClient) awaitTools(want ...string) {
 
 // listTools returns the tools that a request of the session sees which present
 // changes, or its status.
-func listTools(c *testClient, present func(*http.Request)) string {
+func listTools(c *testClient, present ...func(*http.Request)) string {
 	c.t.Helper()
 	req := c.asking("tools/list", "")
-	present(req)
+	presentAll(present...)(req)
 	return c.do(req).toolNames()
 }
 
 // sees is listTools for a client without a session.
-func (c *testClient) sees(present func(*http.Request)) string {
+func (c *testClient) sees(present ...func(*http.Request)) string {
 	c.t.Helper()
-	return c.modern("tools/list", "", present).toolNames()
+	return c.modern("tools/list", "", present...).toolNames()
 }
 
 // modernMeta is the _meta of each request of 2026-07-28.

@@ -453,9 +453,9 @@ func (p *projects) revoke(code string) {
 }
 
 // session begins a session by a request that present changes.
-func (p *projects) session(present func(*http.Request)) *testClient {
+func (p *projects) session(present ...func(*http.Request)) *testClient {
 	p.t.Helper()
-	c, _ := openSession(p.t, p.URL, present)
+	c, _ := openSession(p.t, p.URL, present...)
 	return c
 }
 
@@ -480,9 +480,9 @@ func (p *projects) claimRecord(code, folder string, created any, life time.Durat
 }
 
 // checkSees checks what a request of a session that present changes lists.
-func checkSees(t *testing.T, what string, c *testClient, present func(*http.Request), want string) {
+func checkSees(t *testing.T, what string, c *testClient, want string, present ...func(*http.Request)) {
 	t.Helper()
-	check(t, what, listTools(c, present), want)
+	check(t, what, listTools(c, present...), want)
 }
 
 // checkRefused checks the refusal of a code, which must not make clients look for a login.

@@ -112,7 +112,7 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 	}
 	slices.Sort(want)
 	d := startDaemon(t, dir)
-	free, _ := openSession(t, d.URL, presentNothing)
+	free, _ := openSession(t, d.URL)
 	free.awaitTools(want...)
 	c, _ := openSession(t, d.URL, inHeader(newCode(t, d.Base, dir+"/proj")))
 	started := 0
