@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"regexp"
 	"strings"
@@ -10,19 +11,19 @@ import (
 	"time"
 )
 
-// limitCase exceeds a limit per principal over HTTP.
-type limitCase struct {
+// limitCases has a case for each limit per principal that clients can exceed by requests alone.
+var limitCases = map[string]struct {
 	most    int                                          // requests within the limit
 	request func(b *bubble, c *testClient) *http.Request // one of them
 	refusal string                                       // of one more
 	unread  bool                                         // the answers of those within the limit are not read
-}
-
-// limitCases has a case for each limit that clients can exceed by requests alone.
-var limitCases = map[string]limitCase{
+}{
 	"maxInFlight": {
-		most:    maxInFlight,
-		request: echoRequest(10_000),
+		most: maxInFlight,
+		request: func(_ *bubble, c *testClient) *http.Request {
+			id := quote(fmt.Sprintf("%010000s", c.message("", ""))) // which the answer repeats
+			return c.request("POST", string(encodeRequest(id, "ping", nil)))
+		},
 		refusal: "too many requests in flight",
 		unread:  true,
 	},
@@ -40,7 +41,10 @@ var limitCases = map[string]limitCase{
 	"maxStreamsOf": {
 		most: maxStreamsOf,
 		request: func(b *bubble, c *testClient) *http.Request {
-			return b.sessionLike(c).getRequest()
+			session := b.open(protocols[0]) // for the same principal
+			session.Header = c.Header
+			session.ask("ping", "")
+			return session.getRequest()
 		},
 		refusal: "too many streams",
 	},
