@@ -232,8 +232,16 @@ func (s *stormClient) callOnce(t *testing.T, module, kind, word string, owners *
 	s.forgetAsked()
 }
 
-// askStorm has many clients of all scopes ask at once.
-func askStorm(t *testing.T, sessions, rounds int) {
+// A client is asked only about its own calls, and only the module that asked gets the
+// answer, while many clients of all scopes ask at once. USHER_STORM is the number of rounds.
+func TestAskStorm(t *testing.T) {
+	long(t)
+	rounds := slowTests(5, 100)
+	if text := os.Getenv("USHER_STORM"); text != "" {
+		var err error
+		rounds, err = strconv.Atoi(text)
+		must(t, err)
+	}
 	d := startFakes(t, "proj/silent: fixed tools=ask", "proj/named: fixed names tools=ask",
 		"proj/new: modern tools=ask")
 	proj, whole := newCode(t, d.Base, d.Dir+"/proj"), newCode(t, d.Base, d.Dir)
@@ -242,7 +250,7 @@ func askStorm(t *testing.T, sessions, rounds int) {
 		clients = append(clients,
 			newStormClient(t, c, fmt.Sprint("client ", len(clients)), code))
 	}
-	for i := range sessions {
+	for i := range slowTests(6, 20) {
 		own := newCode(t, d.Base, d.Dir+"/proj")
 		add(askOverPOST(t, d.URL, protocols[i%len(protocols)], askAllCaps, own), own)
 	}
@@ -265,17 +273,4 @@ func askStorm(t *testing.T, sessions, rounds int) {
 		})
 	}
 	all.Wait()
-}
-
-// A client is asked only about its own calls, and only the module that asked gets the
-// answer. USHER_STORM is the number of rounds.
-func TestAskStorm(t *testing.T) {
-	long(t)
-	rounds := slowTests(5, 100)
-	if text := os.Getenv("USHER_STORM"); text != "" {
-		var err error
-		rounds, err = strconv.Atoi(text)
-		must(t, err)
-	}
-	askStorm(t, slowTests(6, 20), rounds)
 }
