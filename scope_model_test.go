@@ -216,9 +216,7 @@ func (p showing) in(req *http.Request) *http.Request {
 }
 
 // client returns a client without a session.
-func (w *walk) client() *testClient {
-	return &testClient{t: w.t, URL: w.URL, Header: http.Header{}, http: w.http}
-}
+func (w *walk) client() *testClient { return clientOver(w.t, w.URL, w.http) }
 
 // alone returns a client that never has a session.
 func (w *walk) alone() *walkSession {

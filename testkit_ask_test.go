@@ -277,7 +277,7 @@ func (c *askClient) send(ctx context.Context, id, method, params string) <-chan 
 	c.wait[id] = wait
 	c.mu.Unlock()
 	go func() {
-		err := c.post(ctx, encodeRequest(json.RawMessage(id), method, members(rawOrNil(params))))
+		err := c.post(ctx, encodeRequest(json.RawMessage(id), method, objectOf(params)))
 		if err != nil && ctx.Err() == nil {
 			c.t.Errorf("%s: %v", method, err)
 		}

@@ -94,12 +94,7 @@ func (b *bubble) start(t *testing.T) {
 	serving.Go(func() { web.Serve(b.conns) })
 	serving.Go(func() { claims.Watch(stopping) })
 	transport := &http.Transport{DialContext: b.conns.dial, DisableKeepAlives: true}
-	b.testClient = &testClient{
-		t:      t,
-		URL:    "http://localhost/",
-		Header: http.Header{},
-		http:   &http.Client{Transport: transport},
-	}
+	b.testClient = clientOver(t, "http://localhost/", &http.Client{Transport: transport})
 	t.Cleanup(func() {
 		stop()
 		time.AfterFunc(time.Second, cancelCalls)
@@ -271,7 +266,7 @@ func (b *bubble) suspended() int {
 // open begins a session of a version, whose client can be asked.
 func (b *bubble) open(version string) *testClient {
 	b.t.Helper()
-	c := &testClient{t: b.t, URL: b.URL, Header: http.Header{}, http: b.http}
+	c := clientOver(b.t, b.URL, b.http)
 	a := c.begin(initializeWith(version, askAllCaps))
 	if c.Session == "" {
 		b.t.Fatalf("initialize: %d %s", a.Status, a.Body)
@@ -282,7 +277,7 @@ func (b *bubble) open(version string) *testClient {
 // openSSE begins an HTTP+SSE session with a code, whose client can be asked.
 func (b *bubble) openSSE(code string) (*testClient, *exchange) {
 	b.t.Helper()
-	c := &testClient{t: b.t, URL: b.URL, Header: http.Header{}, http: b.http}
+	c := clientOver(b.t, b.URL, b.http)
 	c.Header.Set(claimHeader, code)
 	x := b.begin(c.getRequest())
 	_, text := x.got()

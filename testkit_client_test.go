@@ -49,8 +49,12 @@ func initializeWith(version, caps string) string {
 func newClient(t *testing.T, url string) *testClient {
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &testClient{t: t, URL: url, Header: http.Header{},
-		http: &http.Client{Transport: transport, Timeout: 2 * patience}}
+	return clientOver(t, url, &http.Client{Transport: transport, Timeout: 2 * patience})
+}
+
+// clientOver returns a client with the connections of an HTTP client.
+func clientOver(t *testing.T, url string, over *http.Client) *testClient {
+	return &testClient{t: t, URL: url, Header: http.Header{}, http: over}
 }
 
 // newStateless returns a client that never sends initialize.
@@ -277,8 +281,7 @@ func (c *testClient) message(method, params string) string {
 	c.id++
 	id := c.id
 	c.mu.Unlock()
-	return string(encodeRequest(json.RawMessage(fmt.Sprint(id)), method,
-		members(rawOrNil(params))))
+	return string(encodeRequest(json.RawMessage(fmt.Sprint(id)), method, objectOf(params)))
 }
 
 // call calls a tool; arguments are JSON, "" for none.
@@ -297,13 +300,6 @@ func (c *testClient) end() {
 	if a := c.do(c.request(http.MethodDelete, "")); a.Status != http.StatusNoContent {
 		c.t.Errorf("DELETE: %d %s", a.Status, a.Body)
 	}
-}
-
-func rawOrNil(s string) json.RawMessage {
-	if s == "" {
-		return nil
-	}
-	return json.RawMessage(s)
 }
 
 // tools returns the names of the tools that there are.
@@ -348,17 +344,15 @@ const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 // members of the params' own _meta.
 func (c *testClient) modernPOST(id, method, params string) *http.Request {
 	c.t.Helper()
-	own := members(field(rawOrNil(params), "_meta"))
 	meta := objectOf("{" + modernMeta + "}")
-	for _, f := range own {
-		meta = meta.set(f.key, f.value)
+	for _, own := range members(field(params, "_meta")) {
+		meta = meta.set(own.key, own.value)
 	}
-	full := withMember(rawOrNil(params), "_meta", meta.encode())
-	req := c.request(http.MethodPost,
-		string(encodeRequest(json.RawMessage(id), method, members(full))))
+	full := objectOf(params).set("_meta", meta.encode())
+	req := c.request("POST", string(encodeRequest(json.RawMessage(id), method, full)))
 	req.Header.Set(protocolHeader, statelessProtocol)
 	req.Header.Set(methodHeader, method)
-	if name := stringField(full, "name") + stringField(full, "uri"); name != "" {
+	if name := full.text("name") + full.text("uri"); name != "" {
 		req.Header.Set(nameHeader, name)
 	}
 	return req

@@ -421,7 +421,7 @@ func (c *fakeCall) result() json.RawMessage {
 	f := c.f
 	switch c.tool.Does {
 	case "":
-		return toolResult(rawOrNil(cmp.Or(string(c.args), "{}"))).encode()
+		return toolResult(json.RawMessage(cmp.Or(string(c.args), "{}"))).encode()
 	case "result":
 		return field(c.args, "result")
 	case "sleep":

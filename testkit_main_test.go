@@ -296,8 +296,7 @@ func (o *output) await(t *testing.T, what string, over <-chan struct{}, ok func(
 
 // setMeta returns the params of a message with a key of their _meta set.
 func setMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	list := members(params)
-	return withMeta(list, key, value).encode()
+	return withMeta(members(params), key, value).encode()
 }
 
 // objectOf returns the members of a JSON object.

@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
 	"strings"
@@ -298,8 +299,8 @@ func TestStdioAnswersInOrder(t *testing.T) {
 	writeFake(t, dir+"/a.usher", "good")
 	in, out, exit := startStdio(t, dir)
 	send := func(id, method, params string) {
-		io.WriteString(in,
-			string(encodeRequest(rawOrNil(id), method, members(rawOrNil(params))))+"\n")
+		raw := append(json.RawMessage(nil), id...) // nil for a notification
+		io.WriteString(in, string(encodeRequest(raw, method, objectOf(params)))+"\n")
 	}
 	want := func(what string, texts ...string) {
 		t.Helper()
