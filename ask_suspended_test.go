@@ -7,7 +7,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +26,7 @@ func withState(state, responses string) object {
 // wantStale checks that an answer is the error for a state that is not valid.
 func wantStale(t *testing.T, what string, a answer) {
 	t.Helper()
-	check(t, what+": status", a.Status, http.StatusBadRequest)
+	check(t, what+": status", a.Status, 400)
 	check(t, what+": code", string(field(a.last(), "error", "code")), "-32602")
 	checkContains(t, what, a.failure(), "requestState")
 }
@@ -90,7 +89,7 @@ func TestOneRequestContinuesACall(t *testing.T) {
 	finished := 0
 	for range cap(answers) {
 		a := <-answers
-		if a.Status != http.StatusOK {
+		if a.Status != 200 {
 			wantStale(t, "at the same time", a)
 			continue
 		}
@@ -241,13 +240,13 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 		c.ask("ping", "")
 		stream := b.begin(c.getRequest())
 		status, _ := stream.got()
-		check(t, "status of the stream", status, http.StatusOK)
+		check(t, "status of the stream", status, 200)
 		path := b.base + "/.data/claims.json"
 		claims := readFile(t, path)
 		write(t, path, "[")
 		pass(5 * watchInterval)
 		wantStatus(t, "meanwhile", b.modern("tools/call", back, inHeader(code)),
-			http.StatusServiceUnavailable)
+			503)
 		write(t, path, claims)
 		pass(watchInterval)
 		checkContains(t, "the call afterwards",

@@ -36,7 +36,7 @@ func awaitStep(t *testing.T, d *testDaemon, step, mark string) (pid int) {
 // checkLacks checks that an answer is the error for a capability that the client has not declared.
 func checkLacks(t *testing.T, what string, a answer, want string) {
 	t.Helper()
-	check(t, what+": status", a.Status, http.StatusBadRequest)
+	check(t, what+": status", a.Status, 400)
 	check(t, what+": code", string(field(a.last(), "error", "code")), "-32021")
 	check(t, what+": capabilities",
 		string(field(a.last(), "error", "data", "requiredCapabilities")), want)

@@ -71,18 +71,18 @@ func (m modernRequest) do(c *testClient) (a answer, status int) {
 			params = `{"_meta":{` + m.meta + `}}`
 		}
 		body := encodeRequest(json.RawMessage(`"q"`), m.method, objectOf(params))
-		own := c.request(http.MethodPost, string(body))
+		own := c.request("POST", string(body))
 		own.Header = req.Header
 		req = own
 	}
 	setHeaders(req, m.header)
 	switch m.code {
 	case 0:
-		status = http.StatusOK
+		status = 200
 	case codeNoMethod:
-		status = http.StatusNotFound
+		status = 404
 	default:
-		status = http.StatusBadRequest
+		status = 400
 	}
 	return c.do(req), status
 }

@@ -33,7 +33,7 @@ var limitCases = map[string]struct {
 			// net/http reads a refused body of this size to its end
 			arguments := `{"echo":"` + strings.Repeat("x", 139_900) + `"}`
 			params := `{"name":"m_wait","arguments":` + arguments + `}`
-			return c.request(http.MethodPost, c.message("tools/call", params))
+			return c.request("POST", c.message("tools/call", params))
 		},
 		refusal: "unread answers",
 		unread:  true,

@@ -5,7 +5,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"regexp"
 	"strings"
 	"sync"
@@ -146,7 +145,7 @@ func TestCancelReachesTheModule(t *testing.T) {
 	for n, accept := range []string{bothKinds, "application/json", "text/event-stream"} {
 		t.Run(accept, func(t *testing.T) {
 			done := make(chan answer, 1)
-			req := c.request(http.MethodPost, call)
+			req := c.request("POST", call)
 			req.Header.Set("Accept", accept)
 			go func() { done <- c.do(req) }()
 			logged := func(text string) func() bool {

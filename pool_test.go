@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"go/ast"
 	"io"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -632,7 +631,7 @@ func TestSlowCallsAreLogged(t *testing.T) {
 		b.m.pool.log = logTo(&log)
 		c := b.open(protocols[0])
 		call := c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`)
-		x := b.begin(c.request(http.MethodPost, call))
+		x := b.begin(c.request("POST", call))
 		pass(slowCall - time.Second)
 		check(t, "before that time", log.String(), "")
 		pass(2 * time.Minute)

@@ -36,7 +36,7 @@ func pageModules(t *testing.T) (dir string) {
 func getPage(t *testing.T, url, path string, present func(*http.Request)) answer {
 	t.Helper()
 	c := newClient(t, url)
-	req := c.request(http.MethodGet, "")
+	req := c.request("GET", "")
 	req.URL.Path = path
 	req.Header = http.Header{"Accept": {pageAccept}, "Sec-Fetch-Mode": {"navigate"},
 		"Sec-Fetch-Dest": {"document"},

@@ -237,9 +237,9 @@ func (w *walk) ask(s *walkSession, p showing, method, params string) answer {
 		return s.do(p.in(s.modernPOST("1", method, params)))
 	}
 	a := s.do(p.in(s.asking(method, params)))
-	for a.Status == http.StatusAccepted {
+	for a.Status == 202 {
 		if msg := wantEvent(w.t, s.events).msg(); field(msg, "id") != nil {
-			a = answer{Status: http.StatusOK, Events: []json.RawMessage{msg}}
+			a = answer{Status: 200, Events: []json.RawMessage{msg}}
 		}
 	}
 	return a
@@ -283,7 +283,7 @@ func (w *walk) call(s *walkSession, p showing) {
 	got, _, _ := strings.Cut(a.failure(), ":")
 	if strings.HasPrefix(got, notThere) {
 		got = notThere
-	} else if a.Status != http.StatusOK {
+	} else if a.Status != 200 {
 		got = fmt.Sprint(a.Status)
 	}
 	w.check("a call of "+tool, s, p, got, want)
@@ -351,7 +351,7 @@ func (w *walk) foreign(s *walkSession, p showing) {
 	}
 	c := &walkSession{testClient: w.client()}
 	c.URL += "?sessionId=" + s.Session
-	req := c.request(pickOne(w, []string{http.MethodPost, http.MethodDelete}),
+	req := c.request(pickOne(w, []string{"POST", "DELETE"}),
 		c.message("tools/list", ""))
 	w.check("a foreign address", s, p, status(c.do(p.in(req))), "404")
 	w.list(s, showing{})
@@ -364,7 +364,7 @@ func (w *walk) end(s *walkSession, p showing) {
 		s.deleted = true
 		refusal = ""
 	}
-	w.check("DELETE", s, p, status(s.do(p.in(s.request(http.MethodDelete, "")))), refusal)
+	w.check("DELETE", s, p, status(s.do(p.in(s.request("DELETE", "")))), refusal)
 }
 
 // changeClaims makes, ends or restores a claim, or makes the claims unreadable.

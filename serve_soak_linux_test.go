@@ -110,7 +110,7 @@ func (s *soak) round(t *testing.T, label string) {
 	c := connect(t, s.URL)
 	_, hangUp := c.listen()
 	paused := c.message("tools/call", `{"name":"`+label+`_pause"}`)
-	call := begin(t, http.DefaultClient, c.request(http.MethodPost, paused), false)
+	call := begin(t, http.DefaultClient, c.request("POST", paused), false)
 	checkContains(t, label, c.call(label+"_handleContact", soakContact).Body, `"copies":3`)
 	call.hangUp()
 	<-call.done

@@ -58,7 +58,7 @@ func TestOneDaemonPerBase(t *testing.T) {
 	second := daemonOptions{base: base}.launch(t, dir)
 	check(t, "status of a second daemon", second.wait(t), 1)
 	checkContains(t, "its log", second.Log.String(), d.URL, "-base")
-	wantStatus(t, "the first one after that", connect(t, d.URL).ask("ping", ""), http.StatusOK)
+	wantStatus(t, "the first one after that", connect(t, d.URL).ask("ping", ""), 200)
 	data := base + "/.data"
 	check(t, "the folders in its record", len(readDaemon(data).Roots), 1)
 	d.signal(t, os.Kill)

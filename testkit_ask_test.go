@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -367,7 +366,7 @@ func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 	c.http.begin(initializeWith(version, caps))
 	c.http.post(initialized)
 	c.post = func(ctx context.Context, msg []byte) error {
-		res, err := c.http.http.Do(c.http.request(http.MethodPost,
+		res, err := c.http.http.Do(c.http.request("POST",
 			string(msg)).WithContext(ctx))
 		if err != nil {
 			return err
@@ -400,8 +399,8 @@ func askOverSSE(t *testing.T, url, caps string) *askClient {
 	c.hangUp = sse.hangUp
 	go c.takeAll(sse.events)
 	c.post = func(ctx context.Context, msg []byte) error {
-		a, err := c.http.try(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
-		if err == nil && a.Status != http.StatusAccepted {
+		a, err := c.http.try(c.http.request("POST", string(msg)).WithContext(ctx))
+		if err == nil && a.Status != 202 {
 			err = fmt.Errorf("%d %s", a.Status, a.Body)
 		}
 		return err

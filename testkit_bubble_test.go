@@ -289,7 +289,7 @@ func (b *bubble) openSSE(code string) (*testClient, *exchange) {
 
 // getRequest makes the request for the session's notification stream.
 func (c *testClient) getRequest() *http.Request {
-	req := c.request(http.MethodGet, "")
+	req := c.request("GET", "")
 	req.Header.Set("Accept", "text/event-stream")
 	return req
 }

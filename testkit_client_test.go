@@ -72,7 +72,7 @@ func connect(t *testing.T, url string) *testClient {
 	if c.Session == "" {
 		t.Fatal("initialize: no session")
 	}
-	if a := c.post(initialized); a.Status != http.StatusAccepted {
+	if a := c.post(initialized); a.Status != 202 {
 		t.Fatalf("initialized: %d %s", a.Status, a.Body)
 	}
 	return c
@@ -98,7 +98,7 @@ func openSession(t *testing.T, url string, present ...func(*http.Request)) (*tes
 // begin sends initialize, and stays in the session that there is then.
 func (c *testClient) begin(initialize string, present ...func(*http.Request)) answer {
 	c.t.Helper()
-	req := c.request(http.MethodPost, initialize)
+	req := c.request("POST", initialize)
 	presentAll(present...)(req)
 	a := c.do(req)
 	c.Session = a.Header.Get(sessionHeader)
@@ -220,7 +220,7 @@ func (c *testClient) request(method, body string) *http.Request {
 
 func (c *testClient) post(body string) answer {
 	c.t.Helper()
-	return c.do(c.request(http.MethodPost, body))
+	return c.do(c.request("POST", body))
 }
 
 func (c *testClient) do(req *http.Request) answer {
@@ -261,7 +261,7 @@ func (c *testClient) ask(method, params string) answer {
 
 // asking returns a request by POST.
 func (c *testClient) asking(method, params string) *http.Request {
-	return c.request(http.MethodPost, c.message(method, params))
+	return c.request("POST", c.message(method, params))
 }
 
 // cancel cancels the request with an id, which is JSON.
@@ -297,7 +297,7 @@ func (c *testClient) call(tool, arguments string) answer {
 // end ends the session.
 func (c *testClient) end() {
 	c.t.Helper()
-	if a := c.do(c.request(http.MethodDelete, "")); a.Status != http.StatusNoContent {
+	if a := c.do(c.request("DELETE", "")); a.Status != 204 {
 		c.t.Errorf("DELETE: %d %s", a.Status, a.Body)
 	}
 }
@@ -525,7 +525,7 @@ func (c *testClient) get(present ...func(*http.Request)) (*http.Response, <-chan
 func (c *testClient) listen() (events <-chan event, hangUp func()) {
 	c.t.Helper()
 	res, events, hangUp := c.get()
-	if res.StatusCode != http.StatusOK {
+	if res.StatusCode != 200 {
 		c.t.Fatalf("GET: %s", res.Status)
 	}
 	return events, hangUp

@@ -346,7 +346,7 @@ func readAnswer(t *testing.T, res *http.Response) answer {
 // deliver posts a JSON body.
 func (d *testDaemon) deliver(t *testing.T, path, body string, headers ...string) answer {
 	t.Helper()
-	return d.send(t, http.MethodPost, path, body,
+	return d.send(t, "POST", path, body,
 		append([]string{"Content-Type: application/json"}, headers...)...)
 }
 
