@@ -54,8 +54,8 @@ func goTestCallsModule(t *testing.T) (binary string) {
 		"internal/greet/greet.go":     readFile(t, "testdata/gomodule/run/greet.go"),
 		"sub/_calls_windows.usher.go": source,
 	})
-	return goTestBuild(t, filepath.Join(dir, "sub", "_calls_windows.usher.go"),
-		filepath.Join(dir, "cache"))
+	return goTestBuild(t, dir+"/sub/_calls_windows.usher.go",
+		dir+"/cache")
 }
 
 // The generated main speaks MCP, whatever names, imports and prints its module has.
@@ -256,8 +256,8 @@ func TestGoModuleBuildErrors(t *testing.T) {
 				"a.usher.go": goHead + row.src,
 				"bad/bad.go": "package bad\n\nvar _ = x\n",
 			})
-			cache := filepath.Join(dir, "cache")
-			_, err := buildGoFile(context.Background(), cache, filepath.Join(dir, "a.usher.go"))
+			cache := dir + "/cache"
+			_, err := buildGoFile(context.Background(), cache, dir+"/a.usher.go")
 			wrong, ok := errors.AsType[*fault](err)
 			if !ok {
 				t.Fatalf("error is %v", err)
@@ -289,8 +289,8 @@ func TestGoModuleBuildEndsWithItsContext(t *testing.T) {
 func TestGoModuleWithoutGo(t *testing.T) {
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
 	t.Setenv("PATH", t.TempDir())
-	_, err := buildGoFile(t.Context(), filepath.Join(dir, "cache"),
-		filepath.Join(dir, "a.usher.go"))
+	_, err := buildGoFile(t.Context(), dir+"/cache",
+		dir+"/a.usher.go")
 	checkContains(t, "no Go", explain(err), "install Go from")
 }
 
@@ -299,7 +299,7 @@ func TestGoModuleWithoutGo(t *testing.T) {
 func TestGoCommandGetsNoSecrets(t *testing.T) {
 	needUnix(t)
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
-	seen, program := filepath.Join(t.TempDir(), "seen"), filepath.Join(dir, "bin", "go")
+	seen, program := t.TempDir()+"/seen", dir+"/bin/go"
 	write(t, program, "#!/bin/sh\nenv >'"+seen+"'\nexit 1\n")
 	t.Setenv("PATH", filepath.Dir(program)+":"+os.Getenv("PATH"))
 	t.Setenv("GITHUB_WEBHOOK_SECRET", "hidden")

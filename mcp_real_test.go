@@ -67,13 +67,13 @@ func TestRealClientsConnect(t *testing.T) {
 		write(t, filepath.Join(r.workspace, name, name+".usher.sh"),
 			"# Returns the text.\n# @param {string} text what to say\nsay() { printf %s \"$1\"; }\n")
 	}
-	connect := filepath.Join(r.root, "connect")
-	if out, _, err := runIn(filepath.Join("conformance", "gosdk"), "go", "build", "-o", connect,
+	connect := r.root + "/connect"
+	if out, _, err := runIn("conformance/gosdk", "go", "build", "-o", connect,
 		"./connect"); err != nil {
 		t.Fatalf("building the Go clients: %v\n%s", err, out)
 	}
 	d := daemonOptions{base: r.base, ownProcess: true}.startReady(t, r.workspace)
-	code := newClaimFor(t, r.base, filepath.Join(r.workspace, "near")).Code.Reveal()
+	code := newClaimFor(t, r.base, r.workspace+"/near").Code.Reveal()
 	out, _, err := runIn(r.scripts, "node", "connect.mjs", "--url", d.URL, "--claim",
 		code, "--go", connect,
 		"--scratch", r.root)
@@ -87,7 +87,7 @@ func TestRealClientsConnect(t *testing.T) {
 // so that usher's needs no more than it does.
 func runGoClient(t *testing.T, args ...string) {
 	t.Helper()
-	out, stdout, err := runIn(filepath.Join("conformance", "gosdk"), "go",
+	out, stdout, err := runIn("conformance/gosdk", "go",
 		append([]string{"run", "."}, args...)...)
 	if err != nil {
 		t.Fatalf("conformance/gosdk %v: %v\n%s", args, err, out)
@@ -115,8 +115,8 @@ func newRealWorkspace(t *testing.T, installed string) *realWorkspace {
 	root, err := filepath.EvalSymlinks(t.TempDir()) // as the servers name it
 	must(t, err)
 	return &realWorkspace{
-		installed: installed, scripts: scripts, root: root, base: filepath.Join(root, "base"),
-		workspace: filepath.Join(root, "workspace"), files: filepath.Join(root, "files"),
+		installed: installed, scripts: scripts, root: root, base: root + "/base",
+		workspace: root + "/workspace", files: root + "/files",
 	}
 }
 
@@ -130,15 +130,15 @@ func (r *realWorkspace) reset(t *testing.T) {
 	}
 	// Each server has a path below root among its arguments, by which awaitNoProcess knows it.
 	places := strings.NewReplacer("SERVERS",
-		filepath.Join(r.installed, "node_modules", "@modelcontextprotocol"),
+		r.installed+"/node_modules/@modelcontextprotocol",
 		"ROOT", r.root, "FILES", r.files, "MEMORY", r.memory())
 	servers := readFile(t, "testdata/real/servers.json")
-	write(t, filepath.Join(r.workspace, ".mcp.json"), places.Replace(servers))
+	write(t, r.workspace+"/.mcp.json", places.Replace(servers))
 	copyFiles(t, "testdata/real", r.workspace, "loud.usher.go")
 	pixel, err := base64.StdEncoding.DecodeString(pixelPNG)
 	must(t, err)
-	write(t, filepath.Join(r.files, "pixel.png"), string(pixel))
-	write(t, filepath.Join(r.root, "secret.txt"), "nothing for the filesystem server")
+	write(t, r.files+"/pixel.png", string(pixel))
+	write(t, r.root+"/secret.txt", "nothing for the filesystem server")
 	var out output
 	if status := run(t.Context(), []string{"modules", "-base", r.base, r.workspace},
 		strings.NewReader(""), &out, &out,
@@ -147,7 +147,7 @@ func (r *realWorkspace) reset(t *testing.T) {
 	}
 }
 
-func (r *realWorkspace) memory() string { return filepath.Join(r.root, "memory.jsonl") }
+func (r *realWorkspace) memory() string { return r.root + "/memory.jsonl" }
 
 // pixelPNG is an image of one pixel.
 const pixelPNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhf" +

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -179,8 +178,8 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 	long(t)
 	pythonTestVersion(t)
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "helper.py"), "def go():\n    no_such_thing\n\ngo()\n")
-	write(t, filepath.Join(dir, "broken.py"), "x = (\n")
+	write(t, dir+"/helper.py", "def go():\n    no_such_thing\n\ngo()\n")
+	write(t, dir+"/broken.py", "x = (\n")
 	files := map[string]struct{ text, want string }{
 		"syntax": {"\ndef f(:\n", "syntax.usher.py:2: SyntaxError: "},
 		"inner": {"import helper\n",
@@ -191,9 +190,9 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 		"null": {"x = 1\x00", "null.usher.py: "},
 	}
 	for name, file := range files {
-		write(t, filepath.Join(dir, name+".usher.py"), file.text)
+		write(t, dir+"/"+name+".usher.py", file.text)
 	}
-	write(t, filepath.Join(dir, "odd.usher.py"), "from __future__ import annotations\ndef f(a: Gone): pass\n")
+	write(t, dir+"/odd.usher.py", "from __future__ import annotations\ndef f(a: Gone): pass\n")
 	out := modulesOf(t, dir, nil)
 	checkContains(t, "usher modules", out,
 		"note: f: a may be anything, because its annotation is invalid: name 'Gone' is not defined")

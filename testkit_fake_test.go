@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,7 +52,7 @@ func writeShared(t *testing.T, dir, name, traits string) {
 // fakeTools returns the trait of a fake with these tools.
 func fakeTools(t *testing.T, tools ...fakeTool) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "tools.json")
+	path := t.TempDir() + "/tools.json"
 	write(t, path, string(marshal(tools)))
 	return "toolsIn=" + path
 }

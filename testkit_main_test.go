@@ -521,7 +521,7 @@ func npmInstall(t *testing.T, from string) string {
 	manifest := []string{".npmrc", "package.json", "package-lock.json"}
 	sum := sha256.New()
 	for _, name := range manifest {
-		content := readFile(t, filepath.Join(from, name))
+		content := readFile(t, from+"/"+name)
 		fmt.Fprintf(sum, "%s %d\n%s", name, len(content), content)
 	}
 	cache, err := os.UserCacheDir()
@@ -554,8 +554,8 @@ func npmInstall(t *testing.T, from string) string {
 func copyFiles(t *testing.T, from, to string, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		content := readFile(t, filepath.Join(from, name))
-		write(t, filepath.Join(to, name), content)
+		content := readFile(t, from+"/"+name)
+		write(t, to+"/"+name, content)
 	}
 }
 

@@ -27,9 +27,9 @@ import (
 func goTestTree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := tempDir(t)
-	dir = filepath.Join(dir, "work space")
+	dir = dir + "/work space"
 	for name, text := range files {
-		write(t, filepath.Join(dir, name), text)
+		write(t, dir+"/"+name, text)
 	}
 	return dir
 }
@@ -135,7 +135,7 @@ func startFile(t *testing.T, file string) *modulePeer {
 	source := readFile(t, file)
 	name := filepath.Base(file)
 	dir := goTestTree(t, map[string]string{name: source})
-	return startBinary(t, goTestBuild(t, filepath.Join(dir, name), filepath.Join(dir, "cache")))
+	return startBinary(t, goTestBuild(t, dir+"/"+name, dir+"/cache"))
 }
 
 func (p *modulePeer) send(line string) {
