@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"go/ast"
+	"go/types"
 	"io"
 	"slices"
 	"strconv"
@@ -603,10 +604,8 @@ func checkLastCheck(t *testing.T, fn *ast.FuncDecl) {
 	calls := func(n ast.Node, name string) (found bool) {
 		ast.Inspect(n, func(n ast.Node) bool {
 			if call, ok := n.(*ast.CallExpr); ok {
-				method, _ := call.Fun.(*ast.SelectorExpr)
-				function, _ := call.Fun.(*ast.Ident)
-				found = found || method != nil && method.Sel.Name == name ||
-					function != nil && function.Name == name
+				called := "." + types.ExprString(call.Fun)
+				found = found || strings.HasSuffix(called, "."+name)
 			}
 			return true
 		})
