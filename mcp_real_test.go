@@ -26,7 +26,6 @@ func TestRealServers(t *testing.T) {
 	t.Setenv("SERVICE_WEBHOOK_SECRET", "nobody else's")
 
 	t.Run("http", func(t *testing.T) {
-		t.Cleanup(func() { r.awaitNoProcess(t) })
 		r.reset(t)
 		d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
 		r.runClients(t, "--url", d.URL)
@@ -39,14 +38,12 @@ func TestRealServers(t *testing.T) {
 		}
 	})
 	t.Run("sse", func(t *testing.T) {
-		t.Cleanup(func() { r.awaitNoProcess(t) })
 		r.reset(t)
 		d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
 		r.runClients(t, "--sse", "--url", d.URL)
 		check(t, "status of the daemon", d.stop(t), 0)
 	})
 	t.Run("stdio", func(t *testing.T) {
-		t.Cleanup(func() { r.awaitNoProcess(t) })
 		r.reset(t)
 		exe := testBinary(t)
 		t.Setenv(runAsUsher, "1")
@@ -112,8 +109,7 @@ func newRealWorkspace(t *testing.T, installed string) *realWorkspace {
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(scripts) })
 	copyFiles(t, "conformance", scripts, "clients.mjs", "calls.mjs", "connect.mjs")
-	root, err := filepath.EvalSymlinks(t.TempDir()) // as the servers name it
-	must(t, err)
+	root := tempDir(t) // as the servers name it
 	return &realWorkspace{
 		installed: installed, scripts: scripts, root: root, base: root + "/base",
 		workspace: root + "/workspace", files: root + "/files",
@@ -122,9 +118,10 @@ func newRealWorkspace(t *testing.T, installed string) *realWorkspace {
 
 // reset makes the workspace as the clients expect it at their start, and has
 // usher learn what is in it: how a client fares before that is not for here, as
-// it depends on how fast Node starts.
+// it depends on how fast Node starts. It has the test wait for the end of all processes at its end.
 func (r *realWorkspace) reset(t *testing.T) {
 	t.Helper()
+	t.Cleanup(func() { r.awaitNoProcess(t) })
 	for _, path := range []string{r.workspace, r.files, r.memory()} {
 		must(t, os.RemoveAll(path))
 	}
