@@ -326,7 +326,7 @@ func TestFailedListHidesNoTools(t *testing.T) {
 	writeFake(t, dir+"/c.usher", "good toolsIn="+dir+"/tools")
 	write(t, dir+"/tools", `[{"Name":"bad","Schema":"{\"type\":\"array\"}"},{"Name":"x"}]`)
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "b_x", "c_x", "d_x", "e_x")
-	out := modulesOf(t, dir, nil)
+	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "note: prompts/list: no prompts/list",
 		"note: prompts/list: the list is larger than 16 MiB",
 		"note: tools/list: bad is left out")

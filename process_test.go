@@ -29,7 +29,7 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			mark, processes := markProcesses(t)
-			dir, names := languages(t)
+			dir, names := languages(t, "testdata/languages")
 			writeFake(t, dir+"/child.usher", "child tools=x")
 			write(t, dir+"/wait.usher.sh", "# Waits.\nwait_() { trap '' TERM; sleep 600; }\n")
 			env := map[string]string{markVar: mark, "PATH": bin + ":" + os.Getenv("PATH")}

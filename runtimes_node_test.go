@@ -82,7 +82,7 @@ func TestNodeConfirmsCancellation(t *testing.T) {
 func TestNodeMethodsTakeOneObject(t *testing.T) {
 	long(t)
 	nodeTestVersion(t)
-	out := modulesOf(t, "testdata/node/several", nil)
+	out := modulesOf(t, "testdata/node/several")
 	check(t, "notes",
 		strings.Count(out, "note: add is not offered: a method gets one object: declare add({ … })"), 3)
 	checkContains(t, "the output", out, "note: greet is not", "note: hail is not",

@@ -193,7 +193,7 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 		write(t, dir+"/"+name+".usher.py", file.text)
 	}
 	write(t, dir+"/odd.usher.py", "from __future__ import annotations\ndef f(a: Gone): pass\n")
-	out := modulesOf(t, dir, nil)
+	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out,
 		"note: f: a may be anything, because its annotation is invalid: name 'Gone' is not defined")
 	for _, name := range slices.Sorted(maps.Keys(files)) {

@@ -35,7 +35,7 @@ func TestSoak(t *testing.T) {
 	}
 	mark, processes := markProcesses(t)
 	t.Setenv(markVar, mark)
-	dir, labels := languages(t)
+	dir, labels := languages(t, "testdata/languages")
 	writeFake(t, dir+"/fake.usher", "good tools=x,count")
 	log, err := os.Create(t.TempDir() + "/log") // not in memory, which is measured
 	must(t, err)

@@ -100,7 +100,7 @@ func TestShellFaultsAreReported(t *testing.T) {
 	write(t, dir+"/b.usher.sh", "#!/usr/bin/perl\n")
 	write(t, dir+"/c.usher.sh", "#!/bin/sh\r\n\r\n# C.\r\nc() { :; }\r\n")
 	copyFiles(t, "testdata/shell", dir, "arguments.usher.sh")
-	out := modulesOf(t, dir, nil)
+	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error",
 		"want sh, bash", "its lines end with")
 	check(t, "notes", strings.Count(out, "note: "), 3)

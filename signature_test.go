@@ -498,7 +498,7 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 		}
 		d.stop(t)
 	}
-	report := modulesOf(t, dir, env)
+	report, _, _ := usherIn(t, env, "", "modules", dir)
 	for i, p := range problems {
 		_, note, _ := strings.Cut(report, fmt.Sprintf("/webhook/m/handle%d, ", i))
 		note, _, _ = strings.Cut(note, "\n")

@@ -246,9 +246,9 @@ func (d *testDaemon) hidesCodes(t *testing.T, codes ...string) {
 var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
 
 // modulesOf returns what usher modules prints.
-func modulesOf(t *testing.T, dir string, env map[string]string) string {
+func modulesOf(t *testing.T, dir string) string {
 	t.Helper()
-	out, errs, code := usherIn(t, env, "", "modules", dir)
+	out, errs, code := usher(t, "modules", dir)
 	check(t, "status of usher modules: "+errs, code, 0)
 	return out
 }

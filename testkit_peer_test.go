@@ -26,8 +26,7 @@ import (
 // goTestTree writes files into a new folder whose path has a space in it.
 func goTestTree(t *testing.T, files map[string]string) string {
 	t.Helper()
-	dir := tempDir(t)
-	dir = dir + "/work space"
+	dir := tempDir(t) + "/work space"
 	for name, text := range files {
 		write(t, dir+"/"+name, text)
 	}
@@ -366,15 +365,14 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 	check(t, path, text.String(), want)
 }
 
-// languages copies the modules of testdata/languages that can run here into a
-// folder, and returns their names.
-func languages(t *testing.T) (dir string, names []string) {
+// languages copies the modules of a folder that can run here into a new one, and returns their names.
+func languages(t *testing.T, from string) (dir string, names []string) {
 	t.Helper()
 	dir = t.TempDir()
-	for _, file := range folderNames(t, "testdata/languages") {
+	for _, file := range folderNames(t, from) {
 		t.Run(file+" is copied", func(t *testing.T) {
 			needLanguage(t, file)
-			copyFiles(t, "testdata/languages", dir, file)
+			copyFiles(t, from, dir, file)
 			name, _, _ := strings.Cut(file, ".")
 			names = append(names, name)
 		})

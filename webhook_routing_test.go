@@ -81,7 +81,7 @@ func TestWebhookHasOnePath(t *testing.T) {
 	a := c.call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`)
 	check(t, "the arguments of an MCP client", string(field(a.result(), "structuredContent")),
 		`{"x":[9007199254740993]}`)
-	checkContains(t, "usher modules", modulesOf(t, dir, nil),
+	checkContains(t, "usher modules", modulesOf(t, dir),
 		"/webhook/host/handlePush -H ", "/webhook/inbox ",
 		"/webhook/a/b/c/d.e~f_g-h/1 ",
 		"/webhook/shell/path ", `handleBad: @webhook "with space"`,
@@ -126,7 +126,7 @@ func TestWebhookPathsAreUnique(t *testing.T) {
 		})
 	}
 	const note = ": its webhook is not served, as several webhooks have the path "
-	checkContains(t, "usher modules", modulesOf(t, dir, nil), "note: a"+note+
+	checkContains(t, "usher modules", modulesOf(t, dir), "note: a"+note+
 		"same/path: one_a, two_b",
 		"note: b"+note, "note: d"+note, "note: handleE"+note, "/webhook/p-deploy/handleX ",
 		"/webhook/q-deploy/handleX ")

@@ -36,7 +36,7 @@ func TestFaultyModuleIsReported(t *testing.T) {
 			checkOmits(t, tool, a.Body, "second")
 		}
 	}
-	out := modulesOf(t, dir, nil)
+	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out,
 		"exited at startup (exit status 3): fake: no module named turbo",
 		"not executable: chmod +x plain.usher", `module name "b@d"`)
@@ -59,7 +59,7 @@ func TestStartErrorIsNamed(t *testing.T) {
 	}
 	entries = append(entries, `"home":{"command":"~/bin/foo"}`)
 	write(t, dir+"/.mcp.json", `{"mcpServers":{`+strings.Join(entries, ",")+`}}`)
-	out := modulesOf(t, dir, nil)
+	out := modulesOf(t, dir)
 	const exited = "exited at startup (exit status 1): "
 	checkContains(t, "usher modules", out, exited+"Error: Cannot find module\n",
 		exited+"pkg.OddError [X]: oh no\n", exited+"panic: no key\n",
