@@ -11,10 +11,12 @@ import (
 	"testing"
 )
 
-// Every client can be asked by every kind of module, whatever the revision of each.
+// Every client can be asked by every kind of module, whatever the revision of each. A module may ask
+// for roots as soon as it starts: the ask waits for the first call.
 func TestAskReachesEveryClient(t *testing.T) {
 	long(t)
 	d := startFakes(t,
+		"early: fixed roots tools=roots",
 		"old: fixed tools=ask",
 		"named: fixed names tools=ask",
 		"new: modern tools=ask",
@@ -22,6 +24,10 @@ func TestAskReachesEveryClient(t *testing.T) {
 	for way, connect := range askWays {
 		t.Run(way, func(t *testing.T) {
 			c := connect(t, d.URL, d.Dir, askAllCaps)
+			c.answer = askAnswer("some-roots")
+			checkContains(t, "the result", c.call("early_roots", struct{}{}), "some-roots")
+			check(t, "requests to the client", len(c.asked), 1)
+			c.forgetAsked()
 			for _, module := range []string{"old", "named", "new"} {
 				t.Run(module+" asks for all at once", func(t *testing.T) {
 					askForAll(t, c, module)
@@ -136,20 +142,6 @@ func TestAskWithoutAClient(t *testing.T) {
 			a := d.deliver(t, module+"/handleAsk", string(marshal(ask)))
 			check(t, "status", a.Status, 500)
 			checkContains(t, "the body", a.Body, want)
-		})
-	}
-}
-
-// A module may ask for roots as soon as it starts: the ask waits for the first call.
-func TestAskBeforeTheFirstCall(t *testing.T) {
-	long(t)
-	d := startFakes(t, "a: fixed roots tools=roots")
-	for way, connect := range askWays {
-		t.Run(way, func(t *testing.T) {
-			c := connect(t, d.URL, d.Dir, askAllCaps)
-			c.answer = askAnswer("some-roots")
-			checkContains(t, "the result", c.call("a_roots", struct{}{}), "some-roots")
-			check(t, "requests to the client", len(c.asked), 1)
 		})
 	}
 }

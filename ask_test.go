@@ -75,7 +75,7 @@ func TestAskEndsCleanly(t *testing.T) {
 	post := func(t *testing.T) *askClient {
 		return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	}
-	sse := func(t *testing.T) *askClient { return askOverSSE(t, d.URL, askAllCaps) }
+	sse := func(t *testing.T) *askClient { return askOverSSE(t, d.URL, "", askAllCaps) }
 	t.Run("the stream ends", func(t *testing.T) {
 		c := sse(t)
 		call := callAndBeAsked(t, d, c, "hangs-up")

@@ -393,7 +393,7 @@ func askModern(t *testing.T, url, caps, code string) *askClient {
 }
 
 // askOverSSE is a client of HTTP+SSE.
-func askOverSSE(t *testing.T, url, caps string) *askClient {
+func askOverSSE(t *testing.T, url, _, caps string) *askClient {
 	c := newAskClient(t, url, "")
 	sse := c.http.openSSE()
 	c.hangUp = sse.hangUp
@@ -416,7 +416,7 @@ func (c *askClient) initialize(version, caps string) {
 }
 
 // askOverStdio is a client with a session on stdio.
-func askOverStdio(t *testing.T, dir, caps string) *askClient {
+func askOverStdio(t *testing.T, _, dir, caps string) *askClient {
 	c := newAskClient(t, "", "")
 	in, out, _ := startStdio(t, dir)
 	var writing sync.Mutex
@@ -439,23 +439,22 @@ func askOverStdio(t *testing.T, dir, caps string) *askClient {
 	return c
 }
 
+// askWay begins a client of the daemon at a URL or, on stdio, of a workspace.
+type askWay func(t *testing.T, url, dir, caps string) *askClient
+
 // askWays are the clients that there are.
-var askWays = map[string]func(t *testing.T, url, dir, caps string) *askClient{
+var askWays = map[string]askWay{
 	"2025-11-25": askInSession("2025-11-25"),
 	"2025-06-18": askInSession("2025-06-18"),
 	"2025-03-26": askInSession("2025-03-26"),
-	"HTTP+SSE": func(t *testing.T, url, _, caps string) *askClient {
-		return askOverSSE(t, url, caps)
-	},
+	"HTTP+SSE":   askOverSSE,
 	"2026-07-28": func(t *testing.T, url, _, caps string) *askClient {
 		return askModern(t, url, caps, "")
 	},
-	"stdio": func(t *testing.T, _, dir, caps string) *askClient {
-		return askOverStdio(t, dir, caps)
-	},
+	"stdio": askOverStdio,
 }
 
-func askInSession(version string) func(t *testing.T, url, dir, caps string) *askClient {
+func askInSession(version string) askWay {
 	return func(t *testing.T, url, _, caps string) *askClient {
 		return askOverPOST(t, url, version, caps, "")
 	}
