@@ -62,7 +62,7 @@ func TestStateIsBound(t *testing.T) {
 	checkGot(t, "after all that", c.round("a_ask", ask, yes...).last(), "accept")
 	wantStale(t, "used", c.round("a_ask", ask, yes...))
 	checkOmits(t, "the log", d.Log.String(), "stolen")
-	check(t, "calls of the module", strings.Count(d.Log.String(), "fake: asked bound "), 1)
+	check(t, "calls of the module", d.logged("fake: asked bound "), 1)
 }
 
 // A state continues a call once. Of several requests with one state, one continues the call.
@@ -98,7 +98,7 @@ func TestOneRequestContinuesACall(t *testing.T) {
 	}
 	check(t, "requests that went on", finished, 1)
 	wantStale(t, "after the end", c.round("a_ask", ask, rest...))
-	check(t, "calls of the module", strings.Count(d.Log.String(), "fake: asked rounds "), 1)
+	check(t, "calls of the module", d.logged("fake: asked rounds "), 1)
 }
 
 // withForms is the _meta of a client without a session that can be asked for forms.
@@ -201,16 +201,14 @@ func TestSuspendedCallsEnd(t *testing.T) {
 func TestSuspendedEndsWithClaim(t *testing.T) {
 	t.Parallel()
 	const params = `{"name":"m_ask",` + withForms + `}`
-	for _, revoke := range []bool{true, false} {
-		runInBubble(t, fmt.Sprint("it is revoked: ", revoke), func(t *testing.T, b *bubble) {
-			claims := openStore(t, b.base)
-			claim, err := claims.Create(t.Context(), "/w", "", askTimeout/2)
+	for _, revoked := range []bool{true, false} {
+		runInBubble(t, fmt.Sprint("it is revoked: ", revoked), func(t *testing.T, b *bubble) {
+			claim, err := openStore(t, b.base).Create(t.Context(), "/w", "", askTimeout/2)
 			must(t, err)
 			own := inHeader(claim.Code.Reveal())
 			back := goOn(params, askState(t, b.modern("tools/call", params, own), 1), sayYes)
-			if revoke {
-				_, err := claims.Revoke(t.Context(), claim.Code)
-				must(t, err)
+			if revoked {
+				revoke(t, b.base, claim.Code)
 			} else {
 				pass(time.Until(claim.ExpiresAt))
 			}

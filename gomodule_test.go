@@ -85,10 +85,10 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 			`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"fine"}}`,
 			`{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":null}}}`},
 	})
-	t.Run("parameters", func(t *testing.T) { goTestParameters(t, p) })
-	t.Run("results", func(t *testing.T) { goTestResults(t, p) })
-	t.Run("progress", func(t *testing.T) { goTestProgress(t, p) })
-	t.Run("concurrency", func(t *testing.T) { goTestConcurrency(t, p) })
+	goTestParameters(t, p)
+	goTestResults(t, p)
+	goTestProgress(t, p)
+	goTestConcurrency(t, p)
 
 	// The end of stdin cancels what runs, and the process goes.
 	p.sendCall(`"last"`, "wait", "{}")

@@ -149,7 +149,7 @@ func TestCancelReachesTheModule(t *testing.T) {
 			req.Header.Set("Accept", accept)
 			go func() { done <- c.do(req) }()
 			logged := func(text string) func() bool {
-				return func() bool { return strings.Count(c.daemon.Log.String(), text) > n }
+				return func() bool { return c.daemon.logged(text) > n }
 			}
 			await(t, "the call to begin", logged("fake: sleeping"))
 			a := c.post(`{"jsonrpc":"2.0","id":` + id + `,"method":"ping"}`)

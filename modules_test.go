@@ -185,7 +185,7 @@ func TestFailedModuleIsTriedAgain(t *testing.T) {
 	checkContains(t, "without the package", c.call("m_f", "").failure(), "can't be hosted: ")
 	write(t, dir+"/package_that_comes_later.py", "")
 	c.awaitText("m_f", "", "1")
-	check(t, "reports of the failure", strings.Count(d.Log.String(), "module failed"), 1)
+	check(t, "reports of the failure", d.logged("module failed"), 1)
 }
 
 // A module that can't be started is logged once, as long as its error stays the same.
@@ -228,9 +228,8 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 	}
 	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_x")
-	logged := func(text string) int { return strings.Count(d.Log.String(), text) }
 	await(t, "the odd files in the log", func() bool {
-		return logged("it is not a regular file") == 3 && logged("it is larger than 1 MiB") == 2
+		return d.logged("it is not a regular file") == 3 && d.logged("it is larger than 1 MiB") == 2
 	})
 }
 

@@ -137,8 +137,7 @@ func TestModel(t *testing.T) {
 			t.Logf("USHER_MODEL_SEED=%d, after:\n%s", seed, strings.Join(w.recent, "\n"))
 		}
 	}()
-	w.testDaemon = w.options.start(t, dir)
-	w.awaitReady(t)
+	w.testDaemon = w.options.startReady(t, dir)
 	for range steps {
 		w.step()
 		if t.Failed() {
@@ -431,7 +430,7 @@ func (w *walk) killDaemon() {
 	killed := w.testDaemon
 	killed.cmd.Process.Kill()
 	w.require = !w.require
-	w.restart(nil, fmt.Sprint("-require-claim=", w.require))
+	w.restart(fmt.Sprint("-require-claim=", w.require))
 	checkOmits(w.t, "the log", killed.Log.String(), modelCodes...)
 	killed.Log = &output{} // the test keeps all daemons to its end
 	for _, s := range w.sessions {

@@ -213,7 +213,7 @@ func TestScopeTable(t *testing.T) {
 			checkSees(t, "it then sees", scoped, want)
 		})
 	}
-	d.restart([]*testClient{alone}, "-require-claim")
+	d.restart("-require-claim", alone)
 	for _, row := range presentations(p, o, g, x) {
 		t.Run("with claims required/"+row.name, func(t *testing.T) {
 			if row.counts != "" {

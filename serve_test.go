@@ -75,7 +75,6 @@ func TestServeRefuses(t *testing.T) {
 	file := dir + "/file"
 	write(t, file, "")
 	busy := startDaemon(t, t.TempDir())
-	addr := strings.Trim(strings.TrimPrefix(busy.URL, "http://"), "/")
 	secret := func(v string) map[string]string { return map[string]string{webhookSecretVar: v} }
 	for _, tt := range []struct {
 		name, args string
@@ -86,7 +85,7 @@ func TestServeRefuses(t *testing.T) {
 		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open"},
 		{"a secret with white space", "", secret("x\n"), 2, "white space"},
 		{"no port", "-addr localhost", nil, 2, "HOST:PORT"},
-		{"a port that is taken", "-addr " + addr, nil, 1, "choose another address with -addr"},
+		{"a port that is taken", "-addr " + busy.address(), nil, 1, "choose another address with -addr"},
 		{"a size that is none", "-max-body lots", nil, 2, "KiB"},
 		{"an origin with a path", "-allow-origin https://x.example/y", nil, 2,
 			"without a path"},

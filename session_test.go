@@ -37,7 +37,7 @@ func TestForgedIDsAreRefused(t *testing.T) {
 	old := newOrigin(protocols[0], 0, claimID{})
 	old.Issued = old.Issued.Add(-sessionLife)
 	expired := gate.sessions.seal(old)
-	p.restart([]*testClient{c})
+	p.restart("", c)
 	deleted.URL = p.URL
 	deleted.end()
 	spare := id + "A"
@@ -252,7 +252,7 @@ func TestRestartKeepsSessions(t *testing.T) {
 	checkSees(t, "the session that becomes scoped", free, seesProj, inHeader(code))
 	checkSees(t, "afterwards", free, seesProj)
 	p.cmd.Process.Kill()
-	p.restart([]*testClient{born, moved, free, ended})
+	p.restart("", born, moved, free, ended)
 	messages, _ := born.listen()
 	hear(t, messages, changedTools) // the client may have seen other lists before
 	checkSees(t, "the session that was born scoped", born, seesProj)
@@ -260,7 +260,7 @@ func TestRestartKeepsSessions(t *testing.T) {
 	checkSees(t, "the session that became scoped", free, seesAll)
 	checkSees(t, "with its code again", free, seesProj, inHeader(code))
 	checkSees(t, "the ended session, within its claim", ended, seesOther)
-	p.restart([]*testClient{born, free}, "-require-claim")
+	p.restart("-require-claim", born, free)
 	checkSees(t, "with claims required, the scoped session", born, seesProj)
 	checkSees(t, "with claims required, the unscoped session", free, "400")
 	checkSees(t, "with its code", free, seesProj, inHeader(code))

@@ -388,17 +388,13 @@ func (c *testClient) modernListen(
 func presentNothing(*http.Request) {}
 
 // inHeader presents a code in the header, as most tests do.
-func inHeader(code string) func(*http.Request) {
-	return func(r *http.Request) { r.Header.Set(claimHeader, code) }
-}
+func inHeader(code string) func(*http.Request) { return setHeader(claimHeader, code) }
 
 func inQuery(code string) func(*http.Request) {
 	return func(r *http.Request) { r.URL.RawQuery = "claim=" + code }
 }
 
-func inAuthorization(value string) func(*http.Request) {
-	return func(r *http.Request) { r.Header.Set("Authorization", value) }
-}
+func inAuthorization(value string) func(*http.Request) { return setHeader("Authorization", value) }
 
 func presentAll(present ...func(*http.Request)) func(*http.Request) {
 	return func(r *http.Request) {

@@ -194,6 +194,9 @@ func (d *testDaemon) awaitLog(t *testing.T, text string) {
 	})
 }
 
+// logged returns how often the log has a text.
+func (d *testDaemon) logged(text string) int { return strings.Count(d.Log.String(), text) }
+
 // stop ends the daemon, which may have ended before, and returns its status.
 func (d *testDaemon) stop(t *testing.T) int {
 	t.Helper()
@@ -425,17 +428,15 @@ func (o daemonOptions) startProjects(t *testing.T, flags ...string) *projects {
 	t.Helper()
 	o.base = t.TempDir()
 	p := &projects{t: t, options: o, dir: twoProjects(t)}
-	p.testDaemon = o.start(t, p.dir, flags...)
-	p.awaitReady(t)
+	p.testDaemon = o.startReady(t, p.dir, flags...)
 	return p
 }
 
 // restart stops the daemon and starts it again; clients of it go on.
-func (p *projects) restart(clients []*testClient, flags ...string) {
+func (p *projects) restart(flags string, clients ...*testClient) {
 	p.t.Helper()
 	p.stop(p.t)
-	p.testDaemon = p.options.start(p.t, p.dir, flags...)
-	p.awaitReady(p.t)
+	p.testDaemon = p.options.startReady(p.t, p.dir, strings.Fields(flags)...)
 	for _, c := range clients {
 		c.URL = p.URL
 	}

@@ -393,14 +393,14 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: shared good")
 	c, other := connectSSE(t, d.URL), connectSSE(t, d.URL)
-	cancelled := func() int { return strings.Count(d.Log.String(), "fake: cancelled") }
+	cancelled := func() int { return d.logged("fake: cancelled") }
 	call := func() {
 		t.Helper()
-		before := strings.Count(d.Log.String(), "fake: sleeping")
+		before := d.logged("fake: sleeping")
 		c.post(`{"jsonrpc":"2.0","id":"s","method":"tools/call","params":{"name":"a_sleep",` +
 			`"arguments":{"ms":60000}}}`)
 		await(t, "the call to begin", func() bool {
-			return strings.Count(d.Log.String(), "fake: sleeping") > before
+			return d.logged("fake: sleeping") > before
 		})
 	}
 	call()
