@@ -8,7 +8,6 @@ import (
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/hex"
 	"io"
 	"net"
 	"net/http"
@@ -552,8 +551,4 @@ func hmacOf(key, text string) []byte {
 	mac := hmac.New(sha256.New, []byte(key))
 	mac.Write([]byte(text))
 	return mac.Sum(nil)
-}
-
-func gitHubSignature(key, body string) string {
-	return "sha256=" + hex.EncodeToString(hmacOf(key, body))
 }

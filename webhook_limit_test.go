@@ -97,8 +97,7 @@ func TestWebhookWaitsForItsModule(t *testing.T) {
 			check(t, path+": it has Retry-After", a.Header.Get("Retry-After") != "", true)
 		})
 		wg.Go(func() {
-			a := d.deliver(t, path, `{}`, "X-Hub-Signature-256: "+
-				gitHubSignature("other", "{}"))
+			a := d.deliver(t, path, `{}`, signed("github", "other", "{}", time.Now())...)
 			checkError(t, path+" without the secret", a, 401)
 		})
 	}
@@ -241,7 +240,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 		used := h.memory.open(row.principal).counter
 		full := used.perKey - row.left
 		used.reserve(row.principal, full)
-		headers := row.header + "\nX-Hub-Signature-256: " + gitHubSignature("k", body)
+		headers := row.header + "\n" + signed("github", "k", body, time.Now())[0]
 		w := h.answer("POST", "m/handleIt", headers, strings.NewReader(body))
 		check(t, row.name+": status", w.Code, 503)
 		check(t, row.name+": Retry-After", w.Header().Get("Retry-After"), "5")
