@@ -225,7 +225,8 @@ func TestSuspendedEndsWithClaim(t *testing.T) {
 }
 
 // Unreadable claims end nothing: suspended calls and streams continue once the claims can
-// be read.
+// be read. Meanwhile, an HTTP+SSE stream carries only comments and answers, whatever the
+// module says outside of a call.
 func TestUnreadableClaimsEndNothing(t *testing.T) {
 	t.Parallel()
 	const params = `{"name":"m_ask",` + withForms + `}`
@@ -239,14 +240,34 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 		stream := b.begin(c.getRequest())
 		status, _ := stream.got()
 		check(t, "status of the stream", status, 200)
+		old, x := b.openSSE(code)
+		old.post(old.message("tools/call", `{"name":"m_wait"}`))
+		says := func(when string) (heard bool) {
+			x.got()
+			b.hears()
+			params := objectOf(`{"level":"error","data":"data ` + when + `","uri":"uri ` + when + `"}`)
+			b.process.handle(&Message{Method: "notifications/message", Params: params})
+			b.process.handle(&Message{Method: "notifications/resources/updated", Params: params})
+			b.asks("ask " + when)
+			_, text := x.got()
+			n := strings.Count(text, "data "+when) + strings.Count(text, `"uri":"uri `+when)
+			n += strings.Count(text, `"ask `+when)
+			refused := strings.Contains(b.hears(), "lost its access")
+			check(t, when+": messages", n > 0, !refused)
+			check(t, when+": all of them", n == 0 || n == 5, true)
+			return n > 0
+		}
+		check(t, "before: the HTTP+SSE session hears the module", says("before"), true)
 		path := b.base + "/.data/claims.json"
 		claims := readFile(t, path)
 		write(t, path, "[")
 		pass(5 * watchInterval)
 		wantStatus(t, "meanwhile", b.modern("tools/call", back, inHeader(code)),
 			503)
+		check(t, "while unreadable: it hears the module", says("meanwhile"), false)
 		write(t, path, claims)
 		pass(watchInterval)
+		check(t, "after: it hears the module", says("after"), true)
 		checkContains(t, "the call afterwards",
 			b.modern("tools/call", back, inHeader(code)).Body, "accept")
 		select {
@@ -254,8 +275,10 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 			t.Error("the stream has ended")
 		default:
 		}
-		stream.hangUp()
-		<-stream.done
+		for _, open := range []*exchange{stream, x} {
+			open.hangUp()
+			<-open.done
+		}
 	})
 }
 

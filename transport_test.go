@@ -231,42 +231,6 @@ func TestSSEMessagesCount(t *testing.T) {
 	})
 }
 
-// An HTTP+SSE stream carries only comments and answers while the claims can't be read, whatever the
-// module says outside of a call.
-func TestSSEIsSilentWhileUnreadable(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, b *bubble) {
-		c, x := b.openSSE(newCode(t, b.base, "/w"))
-		c.post(c.message("tools/call", `{"name":"m_wait"}`))
-		says := func(when string) (heard bool) {
-			x.got()
-			b.hears()
-			params := objectOf(`{"level":"error","data":"data ` + when + `","uri":"uri ` + when + `"}`)
-			b.process.handle(&Message{Method: "notifications/message", Params: params})
-			b.process.handle(&Message{Method: "notifications/resources/updated", Params: params})
-			b.asks("ask " + when)
-			_, text := x.got()
-			n := strings.Count(text, "data "+when) + strings.Count(text, `"uri":"uri `+when)
-			n += strings.Count(text, `"ask `+when)
-			refused := strings.Contains(b.hears(), "lost its access")
-			check(t, when+": messages", n > 0, !refused)
-			check(t, when+": all of them", n == 0 || n == 5, true)
-			return n > 0
-		}
-		check(t, "before: it hears the module", says("before"), true)
-		path := b.base + "/.data/claims.json"
-		claims := readFile(t, path)
-		write(t, path, "{")
-		pass(2 * watchInterval)
-		check(t, "while unreadable: it hears the module", says("meanwhile"), false)
-		write(t, path, claims)
-		pass(2 * watchInterval)
-		check(t, "after: it hears the module", says("after"), true)
-		x.hangUp()
-		<-x.done
-	})
-}
-
 // Streams end at once when the daemon begins to stop.
 func TestStreamsEndWithTheDaemon(t *testing.T) {
 	t.Parallel()
