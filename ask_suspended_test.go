@@ -262,8 +262,7 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 		claims := readFile(t, path)
 		write(t, path, "[")
 		pass(5 * watchInterval)
-		wantStatus(t, "meanwhile", b.modern("tools/call", back, inHeader(code)),
-			503)
+		wantStatus(t, "meanwhile", b.modern("tools/call", back, inHeader(code)), 503)
 		check(t, "while unreadable: it hears the module", says("meanwhile"), false)
 		write(t, path, claims)
 		pass(watchInterval)

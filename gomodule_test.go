@@ -54,8 +54,7 @@ func goTestCallsModule(t *testing.T) (binary string) {
 		"internal/greet/greet.go":     readFile(t, "testdata/gomodule/run/greet.go"),
 		"sub/_calls_windows.usher.go": source,
 	})
-	return goTestBuild(t, dir+"/sub/_calls_windows.usher.go",
-		dir+"/cache")
+	return goTestBuild(t, dir+"/sub/_calls_windows.usher.go", dir+"/cache")
 }
 
 // The generated main speaks MCP, whatever names, imports and prints its module has.
@@ -289,8 +288,7 @@ func TestGoModuleBuildEndsWithItsContext(t *testing.T) {
 func TestGoModuleWithoutGo(t *testing.T) {
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
 	t.Setenv("PATH", t.TempDir())
-	_, err := buildGoFile(t.Context(), dir+"/cache",
-		dir+"/a.usher.go")
+	_, err := buildGoFile(t.Context(), dir+"/cache", dir+"/a.usher.go")
 	checkContains(t, "no Go", explain(err), "install Go from")
 }
 

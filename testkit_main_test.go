@@ -384,6 +384,7 @@ var masks = []struct {
 	{regexp.MustCompile(`usher \S+ serves`), "usher VERSION serves"},
 }
 
+// masked returns a text without what differs from run to run.
 func masked(text string) string {
 	for _, m := range masks {
 		text = m.form.ReplaceAllString(text, m.with)
