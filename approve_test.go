@@ -93,11 +93,11 @@ func TestNewModuleIsRefused(t *testing.T) {
 	check(t, "lines of refused modules in the log", strings.Count(refused, fmt.Sprintf("why=%q", changed)), 9)
 	c.awaitTools(old...)
 	await(t, "the modules that are not hosted", func() bool {
-		out, _, _ := usher(t, "", "modules", "-base", base, dir)
+		out, _, _ := usher(t, "modules", "-base", base, dir)
 		return strings.Count(out, "not hosted: "+changed) >= 9
 	})
-	out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "evil", "say")
-	checkContains(t, "usher call", out+stderr, "evil.usher.py is not hosted: "+changed)
+	checkContains(t, "usher call", callSays(t, base, dir, "evil", "say"),
+		"evil.usher.py is not hosted: "+changed)
 
 	write(t, dir+"/idle.usher.sh", script("old"))
 	await(t, "the module with its old text", func() bool {
@@ -116,7 +116,7 @@ func TestNewModuleIsRefused(t *testing.T) {
 	for _, file := range []string{"file.usher", "evil.usher", "evil.usher.py", "sub/.mcp.json"} {
 		must(t, os.Remove(dir+"/"+file))
 	}
-	out = wantUsher(t, 0, "", "approve", "-base", base)
+	out := wantUsher(t, 0, "", "approve", "-base", base)
 	check(t, "approved modules", strings.Count(out, "Approved "), 4)
 	c.awaitTools("built_say", "evil_say", "idle_say", "run_say", "srv_x", "srv_y",
 		"time_say", "tool_back", "tool_put")
@@ -198,7 +198,7 @@ func TestNewPythonIsRefused(t *testing.T) {
 		fmt.Sprintf(`"module failed" module=m kind=python file=m.usher.py why=%q`,
 			errUnapproved))
 	await(t, "usher modules", func() bool {
-		out, _, _ := usher(t, "", "modules", "-base", base, dir)
+		out, _, _ := usher(t, "modules", "-base", base, dir)
 		return strings.Contains(out, "not hosted: "+errUnapproved.Error())
 	})
 	checkExists(t, ran, false)
@@ -318,9 +318,9 @@ exec '`+program+`' "$@"
 		Served:   []string{dir},
 	})
 	states := r.catalog.Load().modules
-	check(t, "it is refused at first", errors.Is(states[0].Err, errUnapproved), false)
+	check(t, "the module at first", states[0].Err, nil)
 	r.WaitAll(t.Context(), patience, scopeAll())
 	states = r.catalog.Load().modules
-	check(t, "it is refused after the build", errors.Is(states[0].Err, errUnapproved), true)
+	check(t, "the module after the build", states[0].Err, errUnapproved)
 	checkExists(t, ran, false)
 }

@@ -11,10 +11,12 @@ import (
 	"testing"
 )
 
-// Every client can be asked by every kind of module, whatever the revision of each.
+// Every client can be asked by every kind of module, whatever the revision of each. A module may ask
+// for roots as soon as it starts: the ask waits for the first call.
 func TestAskReachesEveryClient(t *testing.T) {
 	long(t)
 	d := startFakes(t,
+		"early: fixed roots tools=roots",
 		"old: fixed tools=ask",
 		"named: fixed names tools=ask",
 		"new: modern tools=ask",
@@ -22,6 +24,10 @@ func TestAskReachesEveryClient(t *testing.T) {
 	for way, connect := range askWays {
 		t.Run(way, func(t *testing.T) {
 			c := connect(t, d.URL, d.Dir, askAllCaps)
+			c.answer = askAnswer("some-roots")
+			checkContains(t, "the result", c.call("early_roots", struct{}{}), "some-roots")
+			check(t, "requests to the client", len(c.asked), 1)
+			c.forgetAsked()
 			for _, module := range []string{"old", "named", "new"} {
 				t.Run(module+" asks for all at once", func(t *testing.T) {
 					askForAll(t, c, module)
@@ -35,7 +41,7 @@ func TestAskReachesEveryClient(t *testing.T) {
 					}
 					msg := c.call(module+"_ask", askForms("refused"))
 					c.forgetAsked()
-					checkContains(t, "the result", string(msg), "the user said no")
+					checkContains(t, "the result", msg, "the user said no")
 					failed := string(field(msg, "result", "isError")) == "true" ||
 						field(msg, "error") != nil
 					check(t, "the call failed", failed, true)
@@ -54,11 +60,11 @@ func askForAll(t *testing.T, c *askClient, module string) {
 		wish := askFor(kind.name, module)
 		ask.Asks = append(ask.Asks, wish)
 		wants = append(wants, string(c.answer(wish.Method, wish.Params)))
-		params = append(params, string(canonical(wish.Params)))
+		params = append(params, canonical(wish.Params))
 	}
 	checkGot(t, "the answers", c.call(module+"_ask", ask), wants...)
 	for len(c.asked) > 0 {
-		asked = append(asked, string(canonical(field(<-c.asked, "params"))))
+		asked = append(asked, canonical(field(<-c.asked, "params")))
 	}
 	slices.Sort(params)
 	slices.Sort(asked)
@@ -108,7 +114,7 @@ func TestAskNeedsACapability(t *testing.T) {
 			checkContains(t, "2025-11-25, a module that copes",
 				resultText(members(result)), `"code":`+code)
 			checkContains(t, "2025-11-25, a new module that asks all the same",
-				string(s.call("new_ask", bold)),
+				s.call("new_ask", bold),
 				"client")
 			check(t, "requests to the clients", len(c.asked)+len(s.asked), 0)
 		})
@@ -128,9 +134,7 @@ func TestAskWithoutAClient(t *testing.T) {
 	const want = "use an MCP client"
 	for _, module := range []string{"old", "named", "new"} {
 		t.Run("usher call, "+module, func(t *testing.T) {
-			flags := []string{"call", "-base", t.TempDir(), "-dir", d.Dir}
-			_, stderr, status := usher(t, "",
-				append(flags, module, "ask", string(marshal(ask)))...)
+			_, stderr, status := usher(t, "call", "-dir", d.Dir, module, "ask", string(marshal(ask)))
 			check(t, "exit status", status, 1)
 			checkContains(t, "stderr", stderr, want)
 		})
@@ -138,20 +142,6 @@ func TestAskWithoutAClient(t *testing.T) {
 			a := d.deliver(t, module+"/handleAsk", string(marshal(ask)))
 			check(t, "status", a.Status, 500)
 			checkContains(t, "the body", a.Body, want)
-		})
-	}
-}
-
-// A module may ask for roots as soon as it starts: the ask waits for the first call.
-func TestAskBeforeTheFirstCall(t *testing.T) {
-	long(t)
-	d := startFakes(t, "a: fixed roots tools=roots")
-	for way, connect := range askWays {
-		t.Run(way, func(t *testing.T) {
-			c := connect(t, d.URL, d.Dir, askAllCaps)
-			c.answer = askAnswer("some-roots")
-			checkContains(t, "the result", string(c.call("a_roots", struct{}{})), "some-roots")
-			check(t, "requests to the client", len(c.asked), 1)
 		})
 	}
 }
@@ -187,7 +177,7 @@ func TestAskInEachMethod(t *testing.T) {
 				`{"ask-1":{"action":"accept","content":{"word":"yes"}}}`)
 			want := `{"method":"elicitation/create","params":{"message":"` + tt.method + `",`
 			checkContains(t, "the question",
-				string(field(a.result(), "inputRequests", "ask-1")), want)
+				field(a.result(), "inputRequests", "ask-1"), want)
 			wantStale(t, "its state with "+tt.other, send(tt.other, back))
 			a = send(tt.method, back)
 			check(t, "resumed: failure", a.failure(), "")

@@ -7,7 +7,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +26,7 @@ func withState(state, responses string) object {
 // wantStale checks that an answer is the error for a state that is not valid.
 func wantStale(t *testing.T, what string, a answer) {
 	t.Helper()
-	check(t, what+": status", a.Status, http.StatusBadRequest)
+	check(t, what+": status", a.Status, 400)
 	check(t, what+": code", string(field(a.last(), "error", "code")), "-32602")
 	checkContains(t, what, a.failure(), "requestState")
 }
@@ -63,7 +62,7 @@ func TestStateIsBound(t *testing.T) {
 	checkGot(t, "after all that", c.round("a_ask", ask, yes...).last(), "accept")
 	wantStale(t, "used", c.round("a_ask", ask, yes...))
 	checkOmits(t, "the log", d.Log.String(), "stolen")
-	check(t, "calls of the module", strings.Count(d.Log.String(), "fake: asked bound "), 1)
+	check(t, "calls of the module", d.logged("fake: asked bound "), 1)
 }
 
 // A state continues a call once. Of several requests with one state, one continues the call.
@@ -90,7 +89,7 @@ func TestOneRequestContinuesACall(t *testing.T) {
 	finished := 0
 	for range cap(answers) {
 		a := <-answers
-		if a.Status != http.StatusOK {
+		if a.Status != 200 {
 			wantStale(t, "at the same time", a)
 			continue
 		}
@@ -99,7 +98,7 @@ func TestOneRequestContinuesACall(t *testing.T) {
 	}
 	check(t, "requests that went on", finished, 1)
 	wantStale(t, "after the end", c.round("a_ask", ask, rest...))
-	check(t, "calls of the module", strings.Count(d.Log.String(), "fake: asked rounds "), 1)
+	check(t, "calls of the module", d.logged("fake: asked rounds "), 1)
 }
 
 // withForms is the _meta of a client without a session that can be asked for forms.
@@ -202,16 +201,14 @@ func TestSuspendedCallsEnd(t *testing.T) {
 func TestSuspendedEndsWithClaim(t *testing.T) {
 	t.Parallel()
 	const params = `{"name":"m_ask",` + withForms + `}`
-	for _, revoke := range []bool{true, false} {
-		runInBubble(t, fmt.Sprint("it is revoked: ", revoke), func(t *testing.T, b *bubble) {
-			claims := openStore(t, b.base)
-			claim, err := claims.Create(t.Context(), "/w", "", askTimeout/2)
+	for _, revoked := range []bool{true, false} {
+		runInBubble(t, fmt.Sprint("it is revoked: ", revoked), func(t *testing.T, b *bubble) {
+			claim, err := openStore(t, b.base).Create(t.Context(), "/w", "", askTimeout/2)
 			must(t, err)
 			own := inHeader(claim.Code.Reveal())
 			back := goOn(params, askState(t, b.modern("tools/call", params, own), 1), sayYes)
-			if revoke {
-				_, err := claims.Revoke(t.Context(), claim.Code)
-				must(t, err)
+			if revoked {
+				revoke(t, b.base, claim.Code)
 			} else {
 				pass(time.Until(claim.ExpiresAt))
 			}
@@ -228,7 +225,8 @@ func TestSuspendedEndsWithClaim(t *testing.T) {
 }
 
 // Unreadable claims end nothing: suspended calls and streams continue once the claims can
-// be read.
+// be read. Meanwhile, an HTTP+SSE stream carries only comments and answers, whatever the
+// module says outside of a call.
 func TestUnreadableClaimsEndNothing(t *testing.T) {
 	t.Parallel()
 	const params = `{"name":"m_ask",` + withForms + `}`
@@ -241,15 +239,34 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 		c.ask("ping", "")
 		stream := b.begin(c.getRequest())
 		status, _ := stream.got()
-		check(t, "status of the stream", status, http.StatusOK)
+		check(t, "status of the stream", status, 200)
+		old, x := b.openSSE(code)
+		old.post(old.message("tools/call", `{"name":"m_wait"}`))
+		says := func(when string) (heard bool) {
+			x.got()
+			b.hears()
+			params := objectOf(`{"level":"error","data":"data ` + when + `","uri":"uri ` + when + `"}`)
+			b.process.handle(&Message{Method: "notifications/message", Params: params})
+			b.process.handle(&Message{Method: "notifications/resources/updated", Params: params})
+			b.asks("ask " + when)
+			_, text := x.got()
+			n := strings.Count(text, "data "+when) + strings.Count(text, `"uri":"uri `+when)
+			n += strings.Count(text, `"ask `+when)
+			refused := strings.Contains(b.hears(), "lost its access")
+			check(t, when+": messages", n > 0, !refused)
+			check(t, when+": all of them", n == 0 || n == 5, true)
+			return n > 0
+		}
+		check(t, "before: the HTTP+SSE session hears the module", says("before"), true)
 		path := b.base + "/.data/claims.json"
 		claims := readFile(t, path)
 		write(t, path, "[")
 		pass(5 * watchInterval)
-		wantStatus(t, "meanwhile", b.modern("tools/call", back, inHeader(code)),
-			http.StatusServiceUnavailable)
-		write(t, path, string(claims))
+		wantStatus(t, "meanwhile", b.modern("tools/call", back, inHeader(code)), 503)
+		check(t, "while unreadable: it hears the module", says("meanwhile"), false)
+		write(t, path, claims)
 		pass(watchInterval)
+		check(t, "after: it hears the module", says("after"), true)
 		checkContains(t, "the call afterwards",
 			b.modern("tools/call", back, inHeader(code)).Body, "accept")
 		select {
@@ -257,8 +274,10 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 			t.Error("the stream has ended")
 		default:
 		}
-		stream.hangUp()
-		<-stream.done
+		for _, open := range []*exchange{stream, x} {
+			open.hangUp()
+			<-open.done
+		}
 	})
 }
 

@@ -36,7 +36,7 @@ func awaitStep(t *testing.T, d *testDaemon, step, mark string) (pid int) {
 // checkLacks checks that an answer is the error for a capability that the client has not declared.
 func checkLacks(t *testing.T, what string, a answer, want string) {
 	t.Helper()
-	check(t, what+": status", a.Status, http.StatusBadRequest)
+	check(t, what+": status", a.Status, 400)
 	check(t, what+": code", string(field(a.last(), "error", "code")), "-32021")
 	check(t, what+": capabilities",
 		string(field(a.last(), "error", "data", "requiredCapabilities")), want)
@@ -75,7 +75,7 @@ func TestAskEndsCleanly(t *testing.T) {
 	post := func(t *testing.T) *askClient {
 		return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	}
-	sse := func(t *testing.T) *askClient { return askOverSSE(t, d.URL, askAllCaps) }
+	sse := func(t *testing.T) *askClient { return askOverSSE(t, d.URL, "", askAllCaps) }
 	t.Run("the stream ends", func(t *testing.T) {
 		c := sse(t)
 		call := callAndBeAsked(t, d, c, "hangs-up")
@@ -87,14 +87,14 @@ func TestAskEndsCleanly(t *testing.T) {
 		call := callAndBeAsked(t, d, c, "deleted")
 		c.http.end()
 		awaitEnd(call.pid)
-		checkContains(t, "the call", string(c.get(call.answer)), `"error":`)
+		checkContains(t, "the call", c.get(call.answer), `"error":`)
 	})
 	t.Run("the module crashes", func(t *testing.T) {
 		c := post(t)
 		call := callAndBeAsked(t, d, c, "crashes")
 		p, _ := os.FindProcess(call.pid)
 		p.Kill()
-		checkContains(t, "the call", string(c.get(call.answer)), "crashed")
+		checkContains(t, "the call", c.get(call.answer), "crashed")
 		c.answer = askAnswer("answered")
 		checkGot(t, "the next call", c.call("a_ask", askForms("again")), "answered")
 	})
@@ -126,7 +126,7 @@ func TestAskNeedsAStream(t *testing.T) {
 	c := askOverPOST(t, d.URL, "2025-03-26", askAllCaps, "")
 	c.http.Header.Set("Accept", "application/json")
 	c.answer = askAnswer("heard")
-	checkContains(t, "without a stream", string(c.call("a_ask", askForms("one"))),
+	checkContains(t, "without a stream", c.call("a_ask", askForms("one")),
 		"no stream open")
 	c.listen()
 	checkGot(t, "with one", c.call("a_ask", askForms("two")), "heard")
@@ -232,8 +232,16 @@ func (s *stormClient) callOnce(t *testing.T, module, kind, word string, owners *
 	s.forgetAsked()
 }
 
-// askStorm has many clients of all scopes ask at once.
-func askStorm(t *testing.T, sessions, rounds int) {
+// A client is asked only about its own calls, and only the module that asked gets the
+// answer, while many clients of all scopes ask at once. USHER_STORM is the number of rounds.
+func TestAskStorm(t *testing.T) {
+	long(t)
+	rounds := slowTests(5, 100)
+	if text := os.Getenv("USHER_STORM"); text != "" {
+		var err error
+		rounds, err = strconv.Atoi(text)
+		must(t, err)
+	}
 	d := startFakes(t, "proj/silent: fixed tools=ask", "proj/named: fixed names tools=ask",
 		"proj/new: modern tools=ask")
 	proj, whole := newCode(t, d.Base, d.Dir+"/proj"), newCode(t, d.Base, d.Dir)
@@ -242,7 +250,7 @@ func askStorm(t *testing.T, sessions, rounds int) {
 		clients = append(clients,
 			newStormClient(t, c, fmt.Sprint("client ", len(clients)), code))
 	}
-	for i := range sessions {
+	for i := range slowTests(6, 20) {
 		own := newCode(t, d.Base, d.Dir+"/proj")
 		add(askOverPOST(t, d.URL, protocols[i%len(protocols)], askAllCaps, own), own)
 	}
@@ -265,17 +273,4 @@ func askStorm(t *testing.T, sessions, rounds int) {
 		})
 	}
 	all.Wait()
-}
-
-// A client is asked only about its own calls, and only the module that asked gets the
-// answer. USHER_STORM is the number of rounds.
-func TestAskStorm(t *testing.T) {
-	long(t)
-	rounds := slowTests(5, 100)
-	if text := os.Getenv("USHER_STORM"); text != "" {
-		var err error
-		rounds, err = strconv.Atoi(text)
-		must(t, err)
-	}
-	askStorm(t, slowTests(6, 20), rounds)
 }

@@ -97,12 +97,12 @@ func TestUnusableFileIsAnError(t *testing.T) {
 			dir := newDataDir(t)
 			path := writeClaimsFile(t, dir, tt.content)
 			wantUnreadable(t, dir, "AAAAAA")
-			check(t, "the file", string(readFile(t, path)), tt.content)
+			check(t, "the file", readFile(t, path), tt.content)
 		})
 	}
 	t.Run("a folder", func(t *testing.T) {
 		dir := t.TempDir()
-		must(t, os.Mkdir(filepath.Join(dir, "claims.json"), 0o700))
+		must(t, os.Mkdir(dir+"/claims.json", 0o700))
 		wantUnreadable(t, dir, "AAAAAA")
 	})
 	t.Run("a symlink", func(t *testing.T) {
@@ -138,7 +138,7 @@ func wantUnreadable(t *testing.T, dir string, code Code) {
 	}
 	for name, call := range calls {
 		err := call()
-		check(t, name+": the claims are unreadable", errors.Is(err, errClaimsUnreadable), true)
+		check(t, name, err, errClaimsUnreadable)
 		path := strconv.Quote(filepath.Join(dir, "claims.json"))
 		checkContains(t, name, fmt.Sprint(err), path, "move it away")
 		checkOmits(t, name, fmt.Sprint(err), code.Reveal())
@@ -158,12 +158,12 @@ func TestRecordsSurviveRewriting(t *testing.T) {
 	_, err := s.Revoke(t.Context(), added.Code)
 	must(t, err)
 	var text bytes.Buffer
-	must(t, json.Compact(&text, readFile(t, filepath.Join(dir, "claims.json"))))
+	must(t, json.Compact(&text, []byte(readFile(t, dir+"/claims.json"))))
 	check(t, "the file", text.String(), "["+odd+"]")
 	list, err := s.List(t.Context())
 	must(t, err)
 	check(t, "claims", len(list), 1)
-	checkContains(t, "JSON of the claims", string(marshal(list)), "12345678901234567890123")
+	checkContains(t, "JSON of the claims", marshal(list), "12345678901234567890123")
 }
 
 // A time is RFC 3339 or a number of Unix milliseconds.
@@ -206,12 +206,12 @@ func TestExpiredClaimEndsAtOnce(t *testing.T) {
 		synctest.Wait() // for the purge that the look-up began
 		check(t, "codes in the file", fileCodes(t, dir), map[Code]bool{second.Code: true})
 		_, err = s.Revoke(t.Context(), first.Code)
-		check(t, "an expired claim can't be revoked", errors.Is(err, errNoClaim), true)
+		check(t, "revoking an expired claim", err, errNoClaim)
 		<-time.After(time.Until(second.ExpiresAt))
 		list, err := s.List(t.Context())
 		must(t, err)
 		check(t, "listed claims", len(list), 0)
-		got, _ := os.ReadFile(filepath.Join(dir, "claims.json"))
+		got, _ := os.ReadFile(dir + "/claims.json")
 		check(t, "the file", string(got), "[]")
 		s.Close()
 	})
@@ -235,7 +235,7 @@ func TestFailedPurgeIsLogged(t *testing.T) {
 	content := "[" + claimA + "," + claimX + "]"
 	path := writeClaimsFile(t, dir, content)
 	// A file where the token's folder belongs stops every writer, root too.
-	must(t, os.WriteFile(filepath.Join(dir, "claims.lock"), nil, 0o600))
+	must(t, os.WriteFile(dir+"/claims.lock", nil, 0o600))
 	var logged bytes.Buffer
 	s := openClaims(dir)
 	s.log = logTo(&logged)
@@ -249,7 +249,7 @@ func TestFailedPurgeIsLogged(t *testing.T) {
 	s.purges.Wait()
 	s.Close()
 	check(t, "lines of the log", strings.Count(logged.String(), "\n"), 1)
-	check(t, "the file", string(readFile(t, path)), content)
+	check(t, "the file", readFile(t, path), content)
 }
 
 // A reader notices every replacement of the file, even by one of the same size and time: a
@@ -266,7 +266,7 @@ func TestLookupSeesEveryReplacement(t *testing.T) {
 		if n%2 == 1 {
 			code, other, record = other, code, claimB
 		}
-		temp := filepath.Join(dir, "t")
+		temp := dir + "/t"
 		for range 2 { // the second would get the inode of the one that was read
 			err := os.WriteFile(temp, []byte("["+record+"]"), 0o600)
 			must(t, errors.Join(err, os.Chtimes(temp, at, at), os.Rename(temp, path)))

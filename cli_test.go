@@ -67,7 +67,7 @@ func TestOutputIsGolden(t *testing.T) {
 			if !strings.HasPrefix(tt.name, "help") && tt.name != "version" {
 				args = append(args, "-base", base)
 			}
-			out, errs, code := usher(t, "", args...)
+			out, errs, code := usher(t, args...)
 			check(t, "status", code, 0)
 			if errs = building.ReplaceAllString(errs, ""); errs != "" {
 				out += "--- stderr\n" + errs
@@ -137,7 +137,7 @@ func TestOutputIsPlain(t *testing.T) {
 	write(t, odd+"/c.usher.sh", "# Clears the \x1b[2J screen.\nclear() { echo; }\n")
 	write(t, odd+"/d.usher", "not executable")
 	daemonOptions{base: base}.startReady(t, dir)
-	out, errs, _ := usher(t, "", "modules", "-base", base, dir)
+	out, errs, _ := usher(t, "modules", "-base", base, dir)
 	isPlain("usher modules", out+errs)
 	checkContains(t, "usher modules", out, "�[2J screen.")
 }
@@ -148,7 +148,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	long(t)
 	dir, base := twoProjects(t), t.TempDir()
 	newClaim := func(says string) {
-		out, _, _ := usher(t, "", "claim", "-base", base, "-scope", dir+"/proj")
+		out, _, _ := usher(t, "claim", "-base", base, "-scope", dir+"/proj")
 		checkContains(t, "usher claim", out, says)
 	}
 	d := daemonOptions{base: base}.start(t, dir)
@@ -159,7 +159,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	check(t, "claims", len(list), 1)
 	check(t, "scope", list[0].ScopeDir, dir+"/proj")
 	code := list[0].Code
-	c, _ := openSession(t, d.URL, presentNothing)
+	c, _ := openSession(t, d.URL)
 	c.Header.Set(claimHeader, code)
 	c.awaitTools(projTools...)
 	shown, hidden, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-claim", code,
@@ -246,11 +246,7 @@ func TestCommandsAreRefused(t *testing.T) {
 	} {
 		t.Run(tt.args, func(t *testing.T) {
 			args := strings.Split(folders.Replace(tt.args), " ")
-			needsNone := []string{"new", "version", "help", "completion"}
-			if !strings.Contains(tt.args, "-base") && !slices.Contains(needsNone, args[0]) {
-				args = append(args, "-base", base)
-			}
-			out, errs, code := usher(t, "", args...)
+			out, errs, code := usher(t, args...)
 			check(t, "status", code, tt.code)
 			check(t, "stdout", out, "")
 			first, rest, _ := strings.Cut(building.ReplaceAllString(errs, ""), "\n")
@@ -272,9 +268,9 @@ func TestCommandsAreRefused(t *testing.T) {
 		check(t, path, string(got), want)
 	}
 	wantUsher(t, 2, "Begin with:")
-	out, _, _ := usher(t, `{"n":1}`, "call", "a", "x", "-", "-dir", dir, "-base", base)
+	out, _, _ := usherIn(t, nil, `{"n":1}`, "call", "a", "x", "-", "-dir", dir)
 	checkContains(t, "arguments from stdin", out, `"arguments":{"n":1}`)
-	wantUsher(t, 0, `"arguments":{"n":2}`, "call", "a_x", `{"n":2}`, "-dir", dir, "-base", base)
+	wantUsher(t, 0, `"arguments":{"n":2}`, "call", "a_x", `{"n":2}`, "-dir", dir)
 }
 
 // usher call prints what the module prints, and where an error comes from.
@@ -286,7 +282,7 @@ func TestCallExplains(t *testing.T) {
 		t.Run(file, func(t *testing.T) {
 			needLanguage(t, file)
 			name, _, _ := strings.Cut(file, ".")
-			_, errs, _ := usher(t, "", "call", name, "f", "-dir", dir, "-base", t.TempDir())
+			_, errs, _ := usher(t, "call", name, "f", "-dir", dir)
 			golden(t, "call-"+name, building.ReplaceAllString(errs, ""), dir)
 		})
 	}
@@ -339,8 +335,7 @@ func TestResultIsPlainOnATerminal(t *testing.T) {
 	write(t, dir+"/m.usher.sh",
 		"# Clears the screen.\nclear() { printf '\\033[2J a\\n\\tb'; }\n")
 	args := []string{"call", "-base", base, "-dir", dir, "m", "clear"}
-	out, _, _ := usher(t, "", args...)
-	check(t, "the result", out, "\033[2J a\n\tb\n")
+	check(t, "the result", callSays(t, base, dir, args[5:]...), "\033[2J a\n\tb\n")
 	terminal, shown := openTerminal(t)
 	run(t.Context(), args, strings.NewReader(""), terminal, io.Discard, noEnv)
 	shown.await(t, "the result", nil, func(text string) bool {
@@ -355,7 +350,7 @@ func TestRevokeTakesSeveralCodes(t *testing.T) {
 	a, b, kept := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir), newClaimFor(t, base, dir)
 	revoked := wantUsher(t, 0, "", "claim", "revoke", "-base", base, strings.ToLower(a.Code.Dashed()))
 	golden(t, "revoke", revoked, dir, base)
-	out, errs, code := usher(t, "", "claim", "revoke", "-base", base, a.Code.Reveal(),
+	out, errs, code := usher(t, "claim", "revoke", "-base", base, a.Code.Reveal(),
 		"222222", b.Code.Dashed())
 	check(t, "status", code, 1)
 	check(t, "revoked", strings.Count(out, "Revoked "), 1)
@@ -379,10 +374,10 @@ func TestDataFolderIsPrivate(t *testing.T) {
 			wantUsher(t, 1, "chmod go-w", claim...)
 		}
 		must(t, os.Chmod(base+folder, os.ModeSticky|0o777))
-		_, _, code := usher(t, "", claim...)
+		_, _, code := usher(t, claim...)
 		check(t, "a sticky "+folder+" is refused", code == 1, folder != "/..")
 		must(t, os.Chmod(base+folder, 0o755))
-		out, _, _ := usher(t, "", claim...)
+		out, _, _ := usher(t, claim...)
 		checkContains(t, "usher claim", out, "Claim code: ")
 		if os.Chmod(base+folder, 0o700) == nil && os.Chown(base+folder, 1234, -1) == nil { // only root may
 			wantUsher(t, 1, "another user", claim...)
@@ -414,9 +409,9 @@ func TestPublicURLIsPrinted(t *testing.T) {
 		"", "usher.example", "ftp://usher.example/", "https://", "https://a:b@usher.example/",
 		"https://usher.example/?claim=x",
 	} {
-		wantUsher(t, 2, "-public-url", "serve", "-public-url", url, "-base", base)
+		wantUsher(t, 2, "-public-url", "serve", "-public-url", url)
 	}
-	wantUsher(t, 2, "-require-claim", "serve", "-public-url", public, "-base", t.TempDir())
+	wantUsher(t, 2, "-require-claim", "serve", "-public-url", public)
 }
 
 // usher new writes modules that run.
@@ -427,9 +422,8 @@ func TestStarters(t *testing.T) {
 		t.Run(ending, func(t *testing.T) {
 			needLanguage(t, "."+ending)
 			wantUsher(t, 0, "", "new", dir+"/hello_"+ending+".usher."+ending)
-			out, errs, _ := usher(t, "", "call", "hello_"+ending, "greet",
-				`{"name":"Ada"}`, "-dir", dir, "-base", base)
-			checkContains(t, errs, out, "Hello, Ada!")
+			out := callSays(t, base, dir, "hello_"+ending, "greet", `{"name":"Ada"}`)
+			checkContains(t, "usher call", out, "Hello, Ada!")
 		})
 	}
 }
@@ -476,7 +470,7 @@ func TestPrintedCurlWorks(t *testing.T) {
 	cmd.Env = append(os.Environ(), webhookSecretVar+"="+testSecret)
 	got, err := cmd.CombinedOutput()
 	must(t, err)
-	checkContains(t, "curl "+line, string(got), `"rawBody":"{}"`)
+	checkContains(t, "curl "+line, got, `"rawBody":"{}"`)
 	checkContains(t, "usher modules", rest, "forms/handle_signed, signed by its sender\n")
 }
 
@@ -499,7 +493,7 @@ func TestCompletionRunsNoModule(t *testing.T) {
 			`usher completion fish | source; complete -C "$argv" | string replace -r '\t.*' ''; true`},
 	}
 	fill := strings.NewReplacer("BASE", base, "DIR", dir)
-	usher(t, "", "modules", "-base", base, dir) // caches the tools
+	usher(t, "modules", "-base", base, dir) // caches the tools
 	write(t, dir+"/mark.usher", "#!/bin/sh\ntouch "+base+"/ran\n")
 	for shell, command := range shells {
 		t.Run(shell, func(t *testing.T) {
@@ -547,7 +541,7 @@ func TestModulesComeFromTheReport(t *testing.T) {
 	dir, base := twoProjects(t), t.TempDir()
 	report := base + "/.data/" + reportName
 	d := daemonOptions{base: base}.startReady(t, dir)
-	text := string(readFile(t, report))
+	text := readFile(t, report)
 	write(t, report, strings.ReplaceAll(text, "The tool x.", "From the report."))
 	out := wantUsher(t, 0, "From the report.", "modules", "-base", base, dir+"/proj")
 	checkOmits(t, "modules below another folder", out, "b_x")

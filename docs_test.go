@@ -18,7 +18,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -73,7 +72,7 @@ func TestDocs(t *testing.T) {
 			raw := readFile(t, path)
 			p := newPage(t)
 			text := ""
-			for i, section := range strings.Split(string(raw), "\n## ") {
+			for i, section := range strings.Split(raw, "\n## ") {
 				title, _, _ := strings.Cut(section, "\n")
 				t.Run(title, func(t *testing.T) {
 					for text, needed := range docPrograms {
@@ -86,7 +85,7 @@ func TestDocs(t *testing.T) {
 				text += strings.Repeat("\n## ", min(i, 1)) + section
 			}
 			p.stopDaemon(t)
-			if *updateDocs && text != string(raw) {
+			if *updateDocs && text != raw {
 				write(t, path, text)
 			}
 		})
@@ -113,16 +112,11 @@ var goCaches = sync.OnceValue(func() []string {
 
 func newPage(t *testing.T) *page {
 	t.Helper()
-	home, err := filepath.EvalSymlinks(t.TempDir())
-	exe, exeErr := os.Executable()
+	home := tempDir(t)
 	p := &page{home: home, dir: home + "/usher", stands: []string{docsHome, home}}
-	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755),
-		os.Symlink(exe, home+"/bin/usher"))
-	must(t, err)
-	for _, name := range exampleFiles {
-		text := readFile(t, "examples/"+name)
-		write(t, p.dir+"/examples/"+name, string(text))
-	}
+	must(t, os.Mkdir(home+"/bin", 0o755))
+	must(t, os.Symlink(testBinary(t), home+"/bin/usher"))
+	copyFiles(t, "examples", p.dir+"/examples", exampleFiles...)
 	write(t, home+"/.curlrc", "silent\nshow-error\n") // as on a terminal, without its meter
 	caches := goCaches()                              // which would else be below the home folder
 	p.env = append(os.Environ(), "HOME="+home, "USHER_BASE=", runAsUsher+"=1", "PATH="+
@@ -239,11 +233,8 @@ func (p *page) stopDaemon(t *testing.T) {
 }
 
 var (
-	docAddr   = regexp.MustCompile(`-addr (\S*):(\d+)`)
-	docCode   = regexp.MustCompile(`(?:Claim code: |"code": ")([2-9A-HJKMNP-Z]{3})-?([2-9A-HJKMNP-Z]{3})`)
-	docPasses = regexp.MustCompile(`(?m)^usher: waiting for .*
-`)  // what takes over a second
-	docGaps = regexp.MustCompile(` {2,}`)
+	docAddr = regexp.MustCompile(`-addr (\S*):(\d+)`)
+	docCode = regexp.MustCompile(`(?:Claim code: |"code": ")([2-9A-HJKMNP-Z]{3})-?([2-9A-HJKMNP-Z]{3})`)
 )
 
 // inRun is a text of the page as it is in this run.
@@ -257,17 +248,14 @@ func (p *page) inPage(text string) string {
 	for pair := range slices.Chunk(back, 2) {
 		slices.Reverse(pair)
 	}
-	return docPasses.ReplaceAllString(strings.NewReplacer(back...).Replace(text), "")
+	return building.ReplaceAllString(strings.NewReplacer(back...).Replace(text), "")
 }
 
 // docMatches reports whether a text is what the page has, apart from times and the widths of
 // columns.
 func docMatches(want, got string) bool {
 	comparable := func(text string) string {
-		for _, m := range masks {
-			text = m.form.ReplaceAllString(text, m.with)
-		}
-		return docGaps.ReplaceAllString(text, "  ") + "\n"
+		return gaps.ReplaceAllString(masked(text), "  ") + "\n"
 	}
 	form := regexp.QuoteMeta(comparable(want))
 	form = regexp.MustCompile(`(?m)^…\n`).ReplaceAllString(form, `(?:.*\n)*?`)
@@ -329,7 +317,7 @@ func TestDocsFlags(t *testing.T) {
 		fs := flag.NewFlagSet(name, flag.ContinueOnError)
 		c.setup(&app{stderr: io.Discard}, fs)
 		fs.VisitAll(func(f *flag.Flag) {
-			if !regexp.MustCompile("`-" + f.Name + "[ `]").Match(raw) {
+			if !regexp.MustCompile("`-" + f.Name + "[ `]").MatchString(raw) {
 				t.Errorf("docs/reference.md has no -%s, of usher %s", f.Name, name)
 			}
 		})
@@ -355,7 +343,7 @@ func TestDocsConfigurations(t *testing.T) {
 	slow(t)
 	raw := readFile(t, "docs/operations.md")
 	files := map[string]string{}
-	for _, block := range docBlock.FindAllStringSubmatch(string(raw), -1) {
+	for _, block := range docBlock.FindAllStringSubmatch(raw, -1) {
 		files[block[1]] = block[3]
 	}
 	for _, check := range docChecks {

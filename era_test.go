@@ -20,8 +20,9 @@ const (
 
 const laterVersion = protocolHeader + ": 2030-01-01"
 
-// modernRequest is a request without a session.
-type modernRequest struct {
+// modernRequests are requests without a session, in the order of the checks: one with two faults is
+// refused for the first.
+var modernRequests = []struct {
 	name   string
 	header string // lines of "Name: value", or "Name:" to leave one out
 	meta   string // instead of the usual _meta; "-" for none
@@ -29,10 +30,7 @@ type modernRequest struct {
 	params string // beside _meta
 	code   int    // of the error; 0 if the request is answered
 	says   string
-}
-
-// modernRequests are in the order of the checks: a request with two faults is refused for the first.
-var modernRequests = []modernRequest{
+}{
 	{"a good request", "", "", "tools/list", "", 0, ""},
 	{"an unknown version in the header alone", laterVersion + "\nMcp-Method:", "-", "tools/list", "",
 		codeUnsupportedVersion,
@@ -62,31 +60,6 @@ var modernRequests = []modernRequest{
 		`"notifications":{}`, codeInvalidRequest, ""},
 }
 
-// do makes the request. Its status follows from its code.
-func (m modernRequest) do(c *testClient) (a answer, status int) {
-	req := c.modernPOST(`"q"`, m.method, "{"+m.params+"}")
-	if m.meta != "" {
-		params := `{}`
-		if m.meta != "-" {
-			params = `{"_meta":{` + m.meta + `}}`
-		}
-		body := encodeRequest(json.RawMessage(`"q"`), m.method, objectOf(params))
-		own := c.request(http.MethodPost, string(body))
-		own.Header = req.Header
-		req = own
-	}
-	setHeaders(req, m.header)
-	switch m.code {
-	case 0:
-		status = http.StatusOK
-	case codeNoMethod:
-		status = http.StatusNotFound
-	default:
-		status = http.StatusBadRequest
-	}
-	return c.do(req), status
-}
-
 // A request of 2026-07-28 has matching headers and _meta. It is refused for its first
 // fault.
 func TestStatelessRequestsAreChecked(t *testing.T) {
@@ -94,7 +67,26 @@ func TestStatelessRequestsAreChecked(t *testing.T) {
 	c := newStateless(t, startFakes(t, "a: good tools=x res=r").URL)
 	for _, tt := range modernRequests {
 		t.Run(tt.name, func(t *testing.T) {
-			a, status := tt.do(c)
+			req := c.modernPOST(`"q"`, tt.method, "{"+tt.params+"}")
+			if tt.meta != "" {
+				params := `{}`
+				if tt.meta != "-" {
+					params = `{"_meta":{` + tt.meta + `}}`
+				}
+				body := encodeRequest(json.RawMessage(`"q"`), tt.method, objectOf(params))
+				own := c.request("POST", string(body))
+				own.Header = req.Header
+				req = own
+			}
+			setHeaders(req, tt.header)
+			a := c.do(req)
+			status := 400
+			switch tt.code {
+			case 0:
+				status = 200
+			case codeNoMethod:
+				status = 404
+			}
 			check(t, "status", a.Status, status)
 			code := 0
 			json.Unmarshal(field(a.last(), "error", "code"), &code)

@@ -51,11 +51,10 @@ func goTestCallsModule(t *testing.T) (binary string) {
 		"go.mod":                      "module example.com/tree\n\ngo 1.16\n",
 		"sub/static/a.txt":            "embedded",
 		"sub/other.usher.go":          goHead + "func Greet() {}\n",
-		"internal/greet/greet.go":     string(readFile(t, "testdata/gomodule/run/greet.go")),
-		"sub/_calls_windows.usher.go": string(source),
+		"internal/greet/greet.go":     readFile(t, "testdata/gomodule/run/greet.go"),
+		"sub/_calls_windows.usher.go": source,
 	})
-	return goTestBuild(t, filepath.Join(dir, "sub", "_calls_windows.usher.go"),
-		filepath.Join(dir, "cache"))
+	return goTestBuild(t, dir+"/sub/_calls_windows.usher.go", dir+"/cache")
 }
 
 // The generated main speaks MCP, whatever names, imports and prints its module has.
@@ -85,10 +84,10 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 			`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"fine"}}`,
 			`{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":null}}}`},
 	})
-	t.Run("parameters", func(t *testing.T) { goTestParameters(t, p) })
-	t.Run("results", func(t *testing.T) { goTestResults(t, p) })
-	t.Run("progress", func(t *testing.T) { goTestProgress(t, p) })
-	t.Run("concurrency", func(t *testing.T) { goTestConcurrency(t, p) })
+	goTestParameters(t, p)
+	goTestResults(t, p)
+	goTestProgress(t, p)
+	goTestConcurrency(t, p)
 
 	// The end of stdin cancels what runs, and the process goes.
 	p.sendCall(`"last"`, "wait", "{}")
@@ -216,16 +215,16 @@ func TestGoModuleFollowsItsImports(t *testing.T) {
 	d.awaitLog(t, "can't be built: pkg/pkg.go:3:")
 	edit("Y int")
 	source := readFile(t, dir+"/a.usher.go")
-	write(t, dir+"/a.usher.go", string(source)+"func B( {")
+	write(t, dir+"/a.usher.go", source+"func B( {")
 	checkContains(t, "the reason", c.call("a_a", `{"Y":1}`).failure(), ": a.usher.go:",
 		"expected")
-	write(t, dir+"/a.usher.go", string(source))
+	write(t, dir+"/a.usher.go", source)
 	edit("Z int")
 	c.awaitText("a_a", `{"Z":1}`, `{"Z":1}`)
 	d.stop(t)
 	edit("X, Y int")
-	out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "a", "a", `{"Y":1}`)
-	checkContains(t, "a call after the end", out+stderr, `parameter "X" is required`)
+	said := callSays(t, base, dir, "a", "a", `{"Y":1}`)
+	checkContains(t, "a call after the end", said, `parameter "X" is required`)
 }
 
 // The error of a build is the compiler's, by the file's own lines, with a remedy if there
@@ -256,8 +255,8 @@ func TestGoModuleBuildErrors(t *testing.T) {
 				"a.usher.go": goHead + row.src,
 				"bad/bad.go": "package bad\n\nvar _ = x\n",
 			})
-			cache := filepath.Join(dir, "cache")
-			_, err := buildGoFile(context.Background(), cache, filepath.Join(dir, "a.usher.go"))
+			cache := dir + "/cache"
+			_, err := buildGoFile(context.Background(), cache, dir+"/a.usher.go")
 			wrong, ok := errors.AsType[*fault](err)
 			if !ok {
 				t.Fatalf("error is %v", err)
@@ -282,15 +281,14 @@ func TestGoModuleBuildEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, errRetired)
 	defer cancel()
 	_, err := buildGoFile(ctx, t.TempDir(), dir+"/x.usher.go")
-	check(t, "it ends for the context's cause", errors.Is(err, errRetired), true)
+	check(t, "the build", err, errRetired)
 }
 
 // Without the go command, the error says where to get it.
 func TestGoModuleWithoutGo(t *testing.T) {
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
 	t.Setenv("PATH", t.TempDir())
-	_, err := buildGoFile(t.Context(), filepath.Join(dir, "cache"),
-		filepath.Join(dir, "a.usher.go"))
+	_, err := buildGoFile(t.Context(), dir+"/cache", dir+"/a.usher.go")
 	checkContains(t, "no Go", explain(err), "install Go from")
 }
 
@@ -299,16 +297,16 @@ func TestGoModuleWithoutGo(t *testing.T) {
 func TestGoCommandGetsNoSecrets(t *testing.T) {
 	needUnix(t)
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
-	seen, program := filepath.Join(t.TempDir(), "seen"), filepath.Join(dir, "bin", "go")
+	seen, program := t.TempDir()+"/seen", dir+"/bin/go"
 	write(t, program, "#!/bin/sh\nenv >'"+seen+"'\nexit 1\n")
 	t.Setenv("PATH", filepath.Dir(program)+":"+os.Getenv("PATH"))
 	t.Setenv("GITHUB_WEBHOOK_SECRET", "hidden")
 	t.Setenv("stripe_Signing_secret", "hidden")
 	t.Setenv("OTHER_SECRET", "shown")
-	usher(t, "", "modules", "-base", t.TempDir(), dir)
+	usher(t, "modules", dir)
 	env := readFile(t, seen)
-	checkContains(t, "environment", string(env), "OTHER_SECRET=shown")
-	checkOmits(t, "environment", string(env), "hidden")
+	checkContains(t, "environment", env, "OTHER_SECRET=shown")
+	checkOmits(t, "environment", env, "hidden")
 }
 
 // A module imports what its Go module and workspace have. It is built for this machine,
@@ -344,7 +342,7 @@ func TestGoModuleGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			src := readFile(t, file)
-			offer := goTestOffer(t, name+".usher.go", string(src))
+			offer := goTestOffer(t, name+".usher.go", src)
 			checkGolden(t, strings.TrimSuffix(file, ".go.txt")+".json", offer)
 		})
 	}
@@ -426,7 +424,7 @@ func TestBuildReadsWhatIsApproved(t *testing.T) {
 	path, err := filepath.EvalSymlinks(dir + "/m.usher.go")
 	must(t, err)
 	_, err = buildGoModule(t.Context(), newGroups(quiet), t.TempDir(), path, "other", &parts{})
-	check(t, "it is approved", errors.Is(err, errUnapproved), true)
+	check(t, "the build", err, errUnapproved)
 }
 
 // An edit of the file during its build, even before the go command has listed the parts, is a change.

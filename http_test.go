@@ -15,7 +15,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -61,7 +60,7 @@ func TestProxyIsForeign(t *testing.T) {
 					checkError(t, "a path of none", a, 401)
 				}
 				c := newClient(t, d.URL)
-				req := c.request(http.MethodPost, initialize)
+				req := c.request("POST", initialize)
 				setHeaders(req, header)
 				a := c.do(req)
 				if row.mcp != 0 && a.Status != row.mcp ||
@@ -101,7 +100,7 @@ func TestHostsAreChecked(t *testing.T) {
 		"localhost%2e$(id)":        false,
 		"[::1]:3000,usher.example": false,
 	} {
-		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r := httptest.NewRequest("GET", "/", nil)
 		r.Host = host
 		check(t, fmt.Sprintf("Host %q is admitted", host), policy.admit(r) == nil, want)
 	}
@@ -217,10 +216,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		{1, 199}, // a stream is in the total
 	} {
 		t.Run(fmt.Sprint(tt.files, " files"), func(t *testing.T) {
-			base := t.TempDir()
-			synctest.Test(t, func(t *testing.T) {
-				b := &bubble{base: base, tools: make(map[string]string), files: tt.files}
-				b.start(t)
+			inBubbleWith(t, tt.files, func(t *testing.T, b *bubble) {
 				stream := b.begin(b.open(protocols[0]).getRequest())
 				older := b.dial("", false)
 				pass(time.Second)
@@ -254,10 +250,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 // Bodies that arrive slowly shut out nobody, whoever sends them.
 func TestSlowBodiesShutOutNobody(t *testing.T) {
 	t.Parallel()
-	base := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
-		b := &bubble{base: base, tools: make(map[string]string), files: 500}
-		b.start(t)
+	inBubbleWith(t, 500, func(t *testing.T, b *bubble) {
 		slow := "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
 			"Content-Length: 9\r\n%s: %s\r\n\r\n{"
 		for _, code := range []string{newCode(t, b.base, "/w"), ""} {

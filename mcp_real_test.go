@@ -26,7 +26,6 @@ func TestRealServers(t *testing.T) {
 	t.Setenv("SERVICE_WEBHOOK_SECRET", "nobody else's")
 
 	t.Run("http", func(t *testing.T) {
-		t.Cleanup(func() { r.awaitNoProcess(t) })
 		r.reset(t)
 		d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
 		r.runClients(t, "--url", d.URL)
@@ -39,14 +38,12 @@ func TestRealServers(t *testing.T) {
 		}
 	})
 	t.Run("sse", func(t *testing.T) {
-		t.Cleanup(func() { r.awaitNoProcess(t) })
 		r.reset(t)
 		d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
 		r.runClients(t, "--sse", "--url", d.URL)
 		check(t, "status of the daemon", d.stop(t), 0)
 	})
 	t.Run("stdio", func(t *testing.T) {
-		t.Cleanup(func() { r.awaitNoProcess(t) })
 		r.reset(t)
 		exe := testBinary(t)
 		t.Setenv(runAsUsher, "1")
@@ -67,13 +64,13 @@ func TestRealClientsConnect(t *testing.T) {
 		write(t, filepath.Join(r.workspace, name, name+".usher.sh"),
 			"# Returns the text.\n# @param {string} text what to say\nsay() { printf %s \"$1\"; }\n")
 	}
-	connect := filepath.Join(r.root, "connect")
-	if out, _, err := runIn(filepath.Join("conformance", "gosdk"), "go", "build", "-o", connect,
+	connect := r.root + "/connect"
+	if out, _, err := runIn("conformance/gosdk", "go", "build", "-o", connect,
 		"./connect"); err != nil {
 		t.Fatalf("building the Go clients: %v\n%s", err, out)
 	}
 	d := daemonOptions{base: r.base, ownProcess: true}.startReady(t, r.workspace)
-	code := newClaimFor(t, r.base, filepath.Join(r.workspace, "near")).Code.Reveal()
+	code := newClaimFor(t, r.base, r.workspace+"/near").Code.Reveal()
 	out, _, err := runIn(r.scripts, "node", "connect.mjs", "--url", d.URL, "--claim",
 		code, "--go", connect,
 		"--scratch", r.root)
@@ -87,7 +84,7 @@ func TestRealClientsConnect(t *testing.T) {
 // so that usher's needs no more than it does.
 func runGoClient(t *testing.T, args ...string) {
 	t.Helper()
-	out, stdout, err := runIn(filepath.Join("conformance", "gosdk"), "go",
+	out, stdout, err := runIn("conformance/gosdk", "go",
 		append([]string{"run", "."}, args...)...)
 	if err != nil {
 		t.Fatalf("conformance/gosdk %v: %v\n%s", args, err, out)
@@ -112,33 +109,33 @@ func newRealWorkspace(t *testing.T, installed string) *realWorkspace {
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(scripts) })
 	copyFiles(t, "conformance", scripts, "clients.mjs", "calls.mjs", "connect.mjs")
-	root, err := filepath.EvalSymlinks(t.TempDir()) // as the servers name it
-	must(t, err)
+	root := tempDir(t) // as the servers name it
 	return &realWorkspace{
-		installed: installed, scripts: scripts, root: root, base: filepath.Join(root, "base"),
-		workspace: filepath.Join(root, "workspace"), files: filepath.Join(root, "files"),
+		installed: installed, scripts: scripts, root: root, base: root + "/base",
+		workspace: root + "/workspace", files: root + "/files",
 	}
 }
 
 // reset makes the workspace as the clients expect it at their start, and has
 // usher learn what is in it: how a client fares before that is not for here, as
-// it depends on how fast Node starts.
+// it depends on how fast Node starts. It has the test wait for the end of all processes at its end.
 func (r *realWorkspace) reset(t *testing.T) {
 	t.Helper()
+	t.Cleanup(func() { r.awaitNoProcess(t) })
 	for _, path := range []string{r.workspace, r.files, r.memory()} {
 		must(t, os.RemoveAll(path))
 	}
 	// Each server has a path below root among its arguments, by which awaitNoProcess knows it.
 	places := strings.NewReplacer("SERVERS",
-		filepath.Join(r.installed, "node_modules", "@modelcontextprotocol"),
+		r.installed+"/node_modules/@modelcontextprotocol",
 		"ROOT", r.root, "FILES", r.files, "MEMORY", r.memory())
-	servers := string(readFile(t, "testdata/real/servers.json"))
-	write(t, filepath.Join(r.workspace, ".mcp.json"), places.Replace(servers))
+	servers := readFile(t, "testdata/real/servers.json")
+	write(t, r.workspace+"/.mcp.json", places.Replace(servers))
 	copyFiles(t, "testdata/real", r.workspace, "loud.usher.go")
 	pixel, err := base64.StdEncoding.DecodeString(pixelPNG)
 	must(t, err)
-	write(t, filepath.Join(r.files, "pixel.png"), string(pixel))
-	write(t, filepath.Join(r.root, "secret.txt"), "nothing for the filesystem server")
+	write(t, r.files+"/pixel.png", string(pixel))
+	write(t, r.root+"/secret.txt", "nothing for the filesystem server")
 	var out output
 	if status := run(t.Context(), []string{"modules", "-base", r.base, r.workspace},
 		strings.NewReader(""), &out, &out,
@@ -147,7 +144,7 @@ func (r *realWorkspace) reset(t *testing.T) {
 	}
 }
 
-func (r *realWorkspace) memory() string { return filepath.Join(r.root, "memory.jsonl") }
+func (r *realWorkspace) memory() string { return r.root + "/memory.jsonl" }
 
 // pixelPNG is an image of one pixel.
 const pixelPNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhf" +

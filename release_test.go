@@ -2,7 +2,6 @@ package main
 
 import (
 	"archive/zip"
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -94,7 +93,7 @@ func checkBundle(t *testing.T, program string) {
 		"{${__dirname}/"+name+" [stdio ${user_config.folder}]}")
 	bundled, err := fs.ReadFile(bundle, name)
 	must(t, err)
-	same := bytes.Equal(bundled, readFile(t, program))
+	same := string(bundled) == readFile(t, program)
 	check(t, "the bundle contains the program", same, true)
 	info, err := fs.Stat(bundle, name)
 	must(t, err)

@@ -4,7 +4,6 @@ package main
 
 import (
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"html"
 	"net/http"
@@ -25,7 +24,7 @@ func pageModules(t *testing.T) (dir string) {
 	script := "</dl><script>document.title='taken'</script><img src=x onerror=alert(1)>{{.Nonce}}."
 	writeTools(t, dir+"/proj/a.usher",
 		fakeTool{Name: "handleIt", Doc: `Takes <b>it</b> & "more".`},
-		fakeTool{Name: "plain", Doc: script, Schema: json.RawMessage(mirrorSchema)})
+		fakeTool{Name: "plain", Doc: script, Schema: mirrorSchema})
 	writeTools(t, dir+"/proj/t.usher", fakeTool{Name: "handleTwin"})
 	writeTools(t, dir+"/other/b.usher", fakeTool{Name: "secret", Doc: "Keeps it."})
 	writeTools(t, dir+"/other/t.usher", fakeTool{Name: "handleTwin"})
@@ -37,7 +36,7 @@ func pageModules(t *testing.T) (dir string) {
 func getPage(t *testing.T, url, path string, present func(*http.Request)) answer {
 	t.Helper()
 	c := newClient(t, url)
-	req := c.request(http.MethodGet, "")
+	req := c.request("GET", "")
 	req.URL.Path = path
 	req.Header = http.Header{"Accept": {pageAccept}, "Sec-Fetch-Mode": {"navigate"},
 		"Sec-Fetch-Dest": {"document"},

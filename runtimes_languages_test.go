@@ -176,12 +176,9 @@ func TestLanguagesAreHostedAlike(t *testing.T) {
 // declare is refused, unless the method takes the rest or declares none.
 func TestLanguagesTakeAndReturnAlike(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
+	dir, names := languages(t, "testdata/results")
 	tools := []string{"js_rest", "js_whole", "py_rest"}
-	for _, file := range folderNames(t, "testdata/results") {
-		needLanguage(t, file)
-		copyFiles(t, "testdata/results", dir, file)
-		name, _, _ := strings.Cut(file, ".")
+	for _, name := range names {
 		tools = append(tools, name+"_blocks", name+"_handleDraw", name+"_one", name+"_text")
 	}
 	d := startDaemon(t, dir)
@@ -214,13 +211,9 @@ func TestLanguagesTakeAndReturnAlike(t *testing.T) {
 func TestCancelledCallsEnd(t *testing.T) {
 	t.Parallel()
 	slow(t) // for cancelTimeout
-	dir := t.TempDir()
-	var names, tools []string
-	for _, file := range folderNames(t, "testdata/busy") {
-		needLanguage(t, file)
-		copyFiles(t, "testdata/busy", dir, file)
-		name, _, _ := strings.Cut(file, ".")
-		names = append(names, name)
+	dir, names := languages(t, "testdata/busy")
+	var tools []string
+	for _, name := range names {
 		tools = append(tools, name+"_pid", name+"_spin")
 	}
 	d := startDaemon(t, dir, "-call-timeout", (cancelTimeout + 2*time.Second).String())
@@ -255,7 +248,7 @@ func TestCancelledCallsEnd(t *testing.T) {
 			}
 			line := `a cancelled call blocks the module: ending its process" module=` +
 				name + "\n"
-			check(t, name+" was blocked", strings.Contains(d.Log.String(), line),
+			check(t, name+" was blocked", d.logged(line) > 0,
 				strings.HasPrefix(name, "stuck"))
 		})
 	}

@@ -82,7 +82,7 @@ func TestNodeConfirmsCancellation(t *testing.T) {
 func TestNodeMethodsTakeOneObject(t *testing.T) {
 	long(t)
 	nodeTestVersion(t)
-	out := modulesOf(t, "testdata/node/several", nil)
+	out := modulesOf(t, "testdata/node/several")
 	check(t, "notes",
 		strings.Count(out, "note: add is not offered: a method gets one object: declare add({ … })"), 3)
 	checkContains(t, "the output", out, "note: greet is not", "note: hail is not",
@@ -95,8 +95,8 @@ func TestNodeLoadErrorIsOneLine(t *testing.T) {
 	long(t)
 	nodeTestVersion(t)
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "broken.js"), "\nmodule.exports = {")
-	write(t, filepath.Join(dir, "fine.mjs"), "export const a = 1")
+	write(t, dir+"/broken.js", "\nmodule.exports = {")
+	write(t, dir+"/fine.mjs", "export const a = 1")
 	for i, row := range []struct{ ending, text, want string }{
 		{".js", "export function a() {}\n\nexport function b( {", ":3: SyntaxError: "},
 		{".mjs", "\nimport 'nopackage'\n", ":2: Error: Cannot find package 'nopackage'"},
@@ -133,14 +133,14 @@ func TestNodeTypeScript(t *testing.T) {
 	long(t)
 	major, minor := nodeTestVersion(t)
 	dir := t.TempDir()
-	file := filepath.Join(dir, "m.usher.ts")
+	file := dir + "/m.usher.ts"
 	// failsWith runs a text that does not load.
 	failsWith := func(text, want string) {
 		t.Helper()
 		write(t, file, text)
 		out, err := shimCommand(t, kindNode, file).CombinedOutput()
 		check(t, "it fails", err != nil, true)
-		checkContains(t, text, string(out), "m.usher.ts"+want)
+		checkContains(t, text, out, "m.usher.ts"+want)
 		check(t, "lines of output", strings.Count(string(out), "\n"), 1)
 	}
 	if major < 22 || major == 22 && minor < 18 {
@@ -149,7 +149,7 @@ func TestNodeTypeScript(t *testing.T) {
 				major, minor))
 	}
 	nodeTestTyped(t)
-	write(t, filepath.Join(dir, "lib.ts"),
+	write(t, dir+"/lib.ts",
 		"export const twice = (s: string): string => s + s\n")
 	write(t, file,
 		"import { twice } from './lib.ts'\nexport const f = ({ a }: { a: string }): string => twice(a)\n")
@@ -179,12 +179,12 @@ func TestNodeModuleSystems(t *testing.T) {
 	} {
 		t.Run(strconv.Itoa(i), func(t *testing.T) {
 			t.Parallel()
-			dir := filepath.Join(t.TempDir(), "a b #%")
-			write(t, filepath.Join(dir, "m.usher.js"), row.text)
+			dir := t.TempDir() + "/a b #%"
+			write(t, dir+"/m.usher.js", row.text)
 			if row.pkg != "" {
-				write(t, filepath.Join(dir, "package.json"), row.pkg)
+				write(t, dir+"/package.json", row.pkg)
 			}
-			p := startShim(t, kindNode, filepath.Join(dir, "m.usher.js"))
+			p := startShim(t, kindNode, dir+"/m.usher.js")
 			check(t, "tools", len(p.tools()), 1)
 			check(t, "result", p.call("f", `{}`), shownText("f"))
 			p.end()

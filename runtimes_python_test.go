@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,22 +33,6 @@ func TestPythonSyntax(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-}
-
-// Tags count in a comment above a function.
-func TestPythonTagsAbove(t *testing.T) {
-	long(t)
-	pythonTestVersion(t)
-	const text = "# A remark.\n# @webhook a/b\n#@readonly\n@(lambda f: f)\n" +
-		"def f(**fields):\n    '''Takes it.\n\n    All of it.'''\n"
-	file := filepath.Join(t.TempDir(), "m.usher.py")
-	write(t, file, text)
-	p := startShim(t, kindPython, file)
-	m := p.methods["f"]
-	check(t, "path", m.Hook, "a/b")
-	check(t, "annotations", len(m.annotations), 1)
-	check(t, "description", m.description, "Takes it.\n\nAll of it.")
-	p.end()
 }
 
 // Arguments become values of the annotated types.
@@ -195,8 +178,8 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 	long(t)
 	pythonTestVersion(t)
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "helper.py"), "def go():\n    no_such_thing\n\ngo()\n")
-	write(t, filepath.Join(dir, "broken.py"), "x = (\n")
+	write(t, dir+"/helper.py", "def go():\n    no_such_thing\n\ngo()\n")
+	write(t, dir+"/broken.py", "x = (\n")
 	files := map[string]struct{ text, want string }{
 		"syntax": {"\ndef f(:\n", "syntax.usher.py:2: SyntaxError: "},
 		"inner": {"import helper\n",
@@ -207,10 +190,10 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 		"null": {"x = 1\x00", "null.usher.py: "},
 	}
 	for name, file := range files {
-		write(t, filepath.Join(dir, name+".usher.py"), file.text)
+		write(t, dir+"/"+name+".usher.py", file.text)
 	}
-	write(t, filepath.Join(dir, "odd.usher.py"), "from __future__ import annotations\ndef f(a: Gone): pass\n")
-	out := modulesOf(t, dir, nil)
+	write(t, dir+"/odd.usher.py", "from __future__ import annotations\ndef f(a: Gone): pass\n")
+	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out,
 		"note: f: a may be anything, because its annotation is invalid: name 'Gone' is not defined")
 	for _, name := range slices.Sorted(maps.Keys(files)) {

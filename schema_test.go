@@ -211,7 +211,6 @@ func TestCheckIsLinear(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		checkContains(t, tt.name, fmt.Sprint(err), cmp.Or(tt.want, "<nil>"))
 		perByte := int(after.TotalAlloc-before.TotalAlloc) / len(arguments)
-		t.Logf("%s: %d bytes of memory per byte", tt.name, perByte)
 		if perByte > 500 {
 			t.Errorf("%s: %d bytes of memory per byte of the message", tt.name, perByte)
 		}

@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"net/http"
 	"net/http/httptest"
 	"sync"
 	"sync/atomic"
@@ -30,14 +29,14 @@ func guess(t *testing.T, g *Gate, code string, session ...string) guessOutcome {
 func guessOn(t *testing.T, ctx context.Context, g *Gate, code string, session ...string) guessOutcome {
 	t.Helper()
 	start := time.Now()
-	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", nil)
+	r := httptest.NewRequestWithContext(ctx, "POST", "/", nil)
 	r.Header.Set(claimHeader, code)
 	r.Header[sessionHeader] = session
 	_, err := g.Admit(r)
-	status := http.StatusOK
+	status := 200
 	if e, ok := errors.AsType[*fault](err); ok {
 		status = e.Status
-		if status == http.StatusTooManyRequests && e.Header.Get("Retry-After") == "" {
+		if status == 429 && e.Header.Get("Retry-After") == "" {
 			t.Error("429 without Retry-After")
 		}
 	}

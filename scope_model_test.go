@@ -137,8 +137,7 @@ func TestModel(t *testing.T) {
 			t.Logf("USHER_MODEL_SEED=%d, after:\n%s", seed, strings.Join(w.recent, "\n"))
 		}
 	}()
-	w.testDaemon = w.options.start(t, dir)
-	w.awaitReady(t)
+	w.testDaemon = w.options.startReady(t, dir)
 	for range steps {
 		w.step()
 		if t.Failed() {
@@ -216,9 +215,7 @@ func (p showing) in(req *http.Request) *http.Request {
 }
 
 // client returns a client without a session.
-func (w *walk) client() *testClient {
-	return &testClient{t: w.t, URL: w.URL, Header: http.Header{}, http: w.http}
-}
+func (w *walk) client() *testClient { return clientOver(w.t, w.URL, w.http) }
 
 // alone returns a client that never has a session.
 func (w *walk) alone() *walkSession {
@@ -239,9 +236,9 @@ func (w *walk) ask(s *walkSession, p showing, method, params string) answer {
 		return s.do(p.in(s.modernPOST("1", method, params)))
 	}
 	a := s.do(p.in(s.asking(method, params)))
-	for a.Status == http.StatusAccepted {
+	for a.Status == 202 {
 		if msg := wantEvent(w.t, s.events).msg(); field(msg, "id") != nil {
-			a = answer{Status: http.StatusOK, Events: []json.RawMessage{msg}}
+			a = answer{Status: 200, Events: []json.RawMessage{msg}}
 		}
 	}
 	return a
@@ -285,7 +282,7 @@ func (w *walk) call(s *walkSession, p showing) {
 	got, _, _ := strings.Cut(a.failure(), ":")
 	if strings.HasPrefix(got, notThere) {
 		got = notThere
-	} else if a.Status != http.StatusOK {
+	} else if a.Status != 200 {
 		got = fmt.Sprint(a.Status)
 	}
 	w.check("a call of "+tool, s, p, got, want)
@@ -353,7 +350,7 @@ func (w *walk) foreign(s *walkSession, p showing) {
 	}
 	c := &walkSession{testClient: w.client()}
 	c.URL += "?sessionId=" + s.Session
-	req := c.request(pickOne(w, []string{http.MethodPost, http.MethodDelete}),
+	req := c.request(pickOne(w, []string{"POST", "DELETE"}),
 		c.message("tools/list", ""))
 	w.check("a foreign address", s, p, status(c.do(p.in(req))), "404")
 	w.list(s, showing{})
@@ -366,7 +363,7 @@ func (w *walk) end(s *walkSession, p showing) {
 		s.deleted = true
 		refusal = ""
 	}
-	w.check("DELETE", s, p, status(s.do(p.in(s.request(http.MethodDelete, "")))), refusal)
+	w.check("DELETE", s, p, status(s.do(p.in(s.request("DELETE", "")))), refusal)
 }
 
 // changeClaims makes, ends or restores a claim, or makes the claims unreadable.
@@ -433,7 +430,7 @@ func (w *walk) killDaemon() {
 	killed := w.testDaemon
 	killed.cmd.Process.Kill()
 	w.require = !w.require
-	w.restart(nil, fmt.Sprint("-require-claim=", w.require))
+	w.restart(fmt.Sprint("-require-claim=", w.require))
 	checkOmits(w.t, "the log", killed.Log.String(), modelCodes...)
 	killed.Log = &output{} // the test keeps all daemons to its end
 	for _, s := range w.sessions {

@@ -21,7 +21,7 @@ func TestUnreadableClaims(t *testing.T) {
 	code := p.code("/proj")
 	scoped := p.session(inHeader(code))
 	write(t, p.claimsFile(), "")
-	checkSees(t, "a scoped session", scoped, presentNothing, "503")
+	checkSees(t, "a scoped session", scoped, "503")
 	_, a := openSession(t, p.URL, inHeader(code))
 	check(t, "status of a new session with a code", a.Status, 503)
 	checkOmits(t, "its refusal", a.Body, p.Base)
@@ -30,7 +30,7 @@ func TestUnreadableClaims(t *testing.T) {
 	checkContains(t, "the log", p.Log.String(), "claims.json", "move it away or restore it")
 	p.hidesCodes(t, code)
 	os.Remove(p.claimsFile())
-	checkSees(t, "without the file", scoped, presentNothing, seesNone)
+	checkSees(t, "without the file", scoped, seesNone)
 }
 
 // A request that was admitted before its claim ended reaches nothing afterwards.
@@ -39,7 +39,7 @@ func TestScopeEndsWithClaim(t *testing.T) {
 	store := testStore(t, dir)
 	p, err := store.Lookup(mustCreate(t, store).Code)
 	must(t, err)
-	before := string(readFile(t, dir+"/claims.json"))
+	before := readFile(t, dir+"/claims.json")
 	scope, err := p.scope()
 	check(t, "an active claim has its scope", scope == scopeDir("/w/p"), true)
 	check(t, "its error", err, nil)
@@ -199,7 +199,7 @@ func TestScopeTable(t *testing.T) {
 			check(t, "the instructions name c", strings.Contains(about, "- c:"),
 				want == seesAll)
 			checkContains(t, "instructions", about, "- ")
-			checkSees(t, "it sees", c, presentNothing, want)
+			checkSees(t, "it sees", c, want)
 			modern := alone.modern("tools/call", `{"name":"c_x"}`, row.present)
 			if row.refused {
 				checkRefused(t, modern, "unknown or has ended")
@@ -209,11 +209,11 @@ func TestScopeTable(t *testing.T) {
 			}
 			scoped := d.session(inHeader(o))
 			want = cmp.Or(seen[row.counts], seesOther)
-			checkSees(t, "a scoped session sees", scoped, row.present, want)
-			checkSees(t, "it then sees", scoped, presentNothing, want)
+			checkSees(t, "a scoped session sees", scoped, want, row.present)
+			checkSees(t, "it then sees", scoped, want)
 		})
 	}
-	d.restart([]*testClient{alone}, "-require-claim")
+	d.restart("-require-claim", alone)
 	for _, row := range presentations(p, o, g, x) {
 		t.Run("with claims required/"+row.name, func(t *testing.T) {
 			if row.counts != "" {
@@ -242,7 +242,7 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 	p := startProjects(t)
 	writeFakes(t, p.dir, "other/rich: good tools=tell res=rich",
 		"other/a: good tools=x") // so that the bare name is ambiguous
-	free := p.session(presentNothing)
+	free := p.session()
 	free.awaitTools("b_x", "c_x", "other-a_x", "proj-a_pid", "proj-a_sleep", "proj-a_x",
 		"rich_tell")
 	present := inHeader(p.code("/proj"))
@@ -255,12 +255,12 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 	in := func(c *testClient) asker {
 		return func(method, params string) answer { return c.post(rpcText(method, params)) }
 	}
-	out := func(present func(*http.Request)) asker {
-		return func(method, params string) answer { return alone.modern(method, params, present) }
+	out := func(present ...func(*http.Request)) asker {
+		return func(method, params string) answer { return alone.modern(method, params, present...) }
 	}
 	for revision, ask := range map[string]struct{ scoped, free asker }{
 		"in a session":      {in(c), in(free)},
-		"without a session": {out(present), out(presentNothing)},
+		"without a session": {out(present), out()},
 	} {
 		for _, method := range lists {
 			t.Run(revision+"/"+method, func(t *testing.T) {
@@ -324,7 +324,7 @@ func TestScopeIsByRealPath(t *testing.T) {
 	writeFakes(t, p.dir, "proj/deep/er/d: good tools=x", "Proj/e: good tools=x")
 	const all = "a_pid a_sleep a_x b_x c_x d_x e_x lent_x stolen_x"
 	const inside = "a_pid a_sleep a_x d_x lent_x"
-	p.session(presentNothing).awaitTools(strings.Fields(all)...)
+	p.session().awaitTools(strings.Fields(all)...)
 	for _, tt := range []struct{ name, scope, want string }{
 		{"a folder", "/proj", inside},
 		{"a folder whose name begins as another's", "/projX", "c_x"},
@@ -340,11 +340,11 @@ func TestScopeIsByRealPath(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			p.putClaims("[" +
 				p.claimRecord("ABCDEF", tt.scope, time.Now().UTC(), time.Hour) + "]")
-			checkSees(t, "it sees", p.session(inHeader("ABCDEF")), presentNothing, tt.want)
+			checkSees(t, "it sees", p.session(inHeader("ABCDEF")), tt.want)
 		})
 	}
 	// usher claim resolves its folder, so that a link counts as its target.
-	out, errs, _ := usher(t, "", "claim", "-json", "-scope", p.dir+"/alias/../alias",
+	out, errs, _ := usher(t, "claim", "-json", "-scope", p.dir+"/alias/../alias",
 		"-base", p.Base)
 	list, err := parseClaims([]byte("[" + out + "]"))
 	if err != nil {
@@ -352,7 +352,7 @@ func TestScopeIsByRealPath(t *testing.T) {
 	}
 	check(t, "the folder of a claim", list.claims[0].ScopeDir, p.dir+"/proj")
 	linked := p.session(inHeader(list.claims[0].Code.Reveal()))
-	checkSees(t, "a claim for a linked folder", linked, presentNothing, inside)
+	checkSees(t, "a claim for a linked folder", linked, inside)
 }
 
 // A scoped session shows no more, whatever else its requests present.
@@ -363,8 +363,8 @@ func TestScopeNeverWidens(t *testing.T) {
 	c := p.session(inHeader(code))
 	attack := func(name string, present func(*http.Request), want string) {
 		t.Run(name, func(t *testing.T) {
-			checkSees(t, "it sees", c, present, want)
-			checkSees(t, "it then sees", c, presentNothing, seesProj)
+			checkSees(t, "it sees", c, want, present)
+			checkSees(t, "it then sees", c, seesProj)
 		})
 	}
 	fullwidth := strings.Map(func(r rune) rune { return r - 'A' + 'Ａ' }, "ABCDEF")
@@ -434,7 +434,7 @@ func FuzzPresentedCode(f *testing.F) {
 // Every row of the table "Who sees what" in SECURITY.md has a test. Each row is a session, and what
 // its request presents.
 func TestScopeIndex(t *testing.T) {
-	_, table, _ := strings.Cut(string(readFile(t, "SECURITY.md")), "| session | presents |")
+	_, table, _ := strings.Cut(readFile(t, "SECURITY.md"), "| session | presents |")
 	table, _, _ = strings.Cut(table, "\n\n")
 	var rows []string
 	for _, line := range strings.Split(table, "\n")[2:] {

@@ -18,8 +18,7 @@ import (
 
 // The tests that SECURITY.md names exist, and its bounds are the program's.
 func TestSecurityDocument(t *testing.T) {
-	document, tests := string(readFile(t, "SECURITY.md")), testNames(t)
-	limits := string(readFile(t, "limit.go"))
+	document, tests := readFile(t, "SECURITY.md"), testNames(t)
 	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z]+)`").FindAllStringSubmatch(document, -1)
 	for _, name := range named {
 		if !tests[name[1]] {
@@ -27,7 +26,7 @@ func TestSecurityDocument(t *testing.T) {
 		}
 	}
 	bounds := make(map[string]string)
-	for _, line := range regexp.MustCompile(`(?m)^\t(\w+) += (.+?) +// `).FindAllStringSubmatch(limits, -1) {
+	for _, line := range limitRow.FindAllStringSubmatch(readFile(t, "limit.go"), -1) {
 		value, err := types.Eval(token.NewFileSet(), nil, token.NoPos, line[2])
 		if err != nil || value.Value.Kind() != constant.Int {
 			continue // a time

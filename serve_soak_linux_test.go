@@ -7,7 +7,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"net/http"
 	"os"
@@ -36,7 +35,7 @@ func TestSoak(t *testing.T) {
 	}
 	mark, processes := markProcesses(t)
 	t.Setenv(markVar, mark)
-	dir, labels := languages(t)
+	dir, labels := languages(t, "testdata/languages")
 	writeFake(t, dir+"/fake.usher", "good tools=x,count")
 	log, err := os.Create(t.TempDir() + "/log") // not in memory, which is measured
 	must(t, err)
@@ -73,8 +72,8 @@ func TestSoak(t *testing.T) {
 		}
 	}
 	text := readFile(t, log.Name())
-	if i := bytes.Index(text, []byte("level=ERROR")); i >= 0 {
-		t.Errorf("the log has an error: %s", clipText(string(text[i:]), 1000))
+	if i := strings.Index(text, "level=ERROR"); i >= 0 {
+		t.Errorf("the log has an error: %s", clipText(text[i:], 1000))
 	}
 }
 
@@ -111,7 +110,7 @@ func (s *soak) round(t *testing.T, label string) {
 	c := connect(t, s.URL)
 	_, hangUp := c.listen()
 	paused := c.message("tools/call", `{"name":"`+label+`_pause"}`)
-	call := begin(t, http.DefaultClient, c.request(http.MethodPost, paused), false)
+	call := begin(t, http.DefaultClient, c.request("POST", paused), false)
 	checkContains(t, label, c.call(label+"_handleContact", soakContact).Body, `"copies":3`)
 	call.hangUp()
 	<-call.done
@@ -133,7 +132,7 @@ func (s *soak) round(t *testing.T, label string) {
 	check(t, "tools of a scoped session", scoped.tools(), []string{"edited_version"})
 	_, err = s.claims.Revoke(t.Context(), claim.Code)
 	must(t, err)
-	checkSees(t, "after the end of the claim", scoped, presentNothing, seesNone)
+	checkSees(t, "after the end of the claim", scoped, seesNone)
 	scoped.end()
 }
 

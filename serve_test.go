@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -59,12 +58,12 @@ func TestOneDaemonPerBase(t *testing.T) {
 	second := daemonOptions{base: base}.launch(t, dir)
 	check(t, "status of a second daemon", second.wait(t), 1)
 	checkContains(t, "its log", second.Log.String(), d.URL, "-base")
-	wantStatus(t, "the first one after that", connect(t, d.URL).ask("ping", ""), http.StatusOK)
+	wantStatus(t, "the first one after that", connect(t, d.URL).ask("ping", ""), 200)
 	data := base + "/.data"
 	check(t, "the folders in its record", len(readDaemon(data).Roots), 1)
 	d.signal(t, os.Kill)
 	raw := readFile(t, data+"/"+recordName)
-	checkContains(t, "the record that it left", string(raw), d.URL)
+	checkContains(t, "the record that it left", raw, d.URL)
 	check(t, "the daemon that runs then", readDaemon(data).URL, "")
 	daemonOptions{base: base}.start(t, dir).stop(t)
 	check(t, "the daemon that runs after another one has stopped", readDaemon(data).URL, "")
@@ -76,7 +75,6 @@ func TestServeRefuses(t *testing.T) {
 	file := dir + "/file"
 	write(t, file, "")
 	busy := startDaemon(t, t.TempDir())
-	addr := strings.Trim(strings.TrimPrefix(busy.URL, "http://"), "/")
 	secret := func(v string) map[string]string { return map[string]string{webhookSecretVar: v} }
 	for _, tt := range []struct {
 		name, args string
@@ -87,7 +85,7 @@ func TestServeRefuses(t *testing.T) {
 		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open"},
 		{"a secret with white space", "", secret("x\n"), 2, "white space"},
 		{"no port", "-addr localhost", nil, 2, "HOST:PORT"},
-		{"a port that is taken", "-addr " + addr, nil, 1, "choose another address with -addr"},
+		{"a port that is taken", "-addr " + busy.address(), nil, 1, "choose another address with -addr"},
 		{"a size that is none", "-max-body lots", nil, 2, "KiB"},
 		{"an origin with a path", "-allow-origin https://x.example/y", nil, 2,
 			"without a path"},
@@ -100,12 +98,10 @@ func TestServeRefuses(t *testing.T) {
 			map[string]string{nestedVar: dir + "/me.usher"}, 1, "started this usher"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var out, errs bytes.Buffer
-			args := []string{"serve", "-addr", "127.0.0.1:0", "-base", t.TempDir()}
-			code := run(t.Context(), append(args, strings.Fields(tt.args)...), nil,
-				&out, &errs, lookupIn(tt.env))
+			args := append([]string{"serve", "-addr", "127.0.0.1:0"}, strings.Fields(tt.args)...)
+			_, errs, code := usherIn(t, tt.env, "", args...)
 			check(t, "status", code, tt.code)
-			checkContains(t, "stderr", errs.String(), "usher: serve: ", tt.says)
+			checkContains(t, "stderr", errs, "usher: serve: ", tt.says)
 		})
 	}
 }

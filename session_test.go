@@ -29,15 +29,15 @@ func TestForgedIDsAreRefused(t *testing.T) {
 	p := startProjects(t)
 	c := p.session(inHeader(p.code("/proj")))
 	id := c.Session
-	foreign, _ := openSession(t, startDaemon(t, p.dir).URL, presentNothing)
+	foreign, _ := openSession(t, startDaemon(t, p.dir).URL)
 	stranger := foreign.Session
-	deleted := p.session(presentNothing)
+	deleted := p.session()
 	p.stop(t)
 	gate, _ := testGate(t, p.Base+"/.data", false)
 	old := newOrigin(protocols[0], 0, claimID{})
 	old.Issued = old.Issued.Add(-sessionLife)
 	expired := gate.sessions.seal(old)
-	p.restart([]*testClient{c})
+	p.restart("", c)
 	deleted.URL = p.URL
 	deleted.end()
 	spare := id + "A"
@@ -55,11 +55,11 @@ func TestForgedIDsAreRefused(t *testing.T) {
 		"with another spare bit":          {spare},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkSees(t, "it sees", c, setHeader(sessionHeader, forged...), "404")
+			checkSees(t, "it sees", c, "404", setHeader(sessionHeader, forged...))
 		})
 	}
-	checkSees(t, "with a letter changed", c, setHeader(sessionHeader, turned(id, 9, 4)), "404")
-	checkSees(t, "the first of two counts", c, setHeader(sessionHeader, id, stranger), seesProj)
+	checkSees(t, "with a letter changed", c, "404", setHeader(sessionHeader, turned(id, 9, 4)))
+	checkSees(t, "the first of two counts", c, seesProj, setHeader(sessionHeader, id, stranger))
 }
 
 // A session whose claim has ended works again only if the same claim returns. Each row
@@ -90,7 +90,7 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p.putClaims(tt.text)
-			checkSees(t, "it sees", c, presentNothing, tt.want)
+			checkSees(t, "it sees", c, tt.want)
 			a := c.call("a_x", "")
 			check(t, "it calls a_x", a.failure() == "", tt.want == seesProj)
 			check(t, "Retry-After of 503", a.Header.Get("Retry-After") != "", tt.want == "503")
@@ -244,26 +244,26 @@ func TestRestartKeepsSessions(t *testing.T) {
 	long(t)
 	p := daemonOptions{ownProcess: true}.startProjects(t)
 	code, other := p.code("/proj"), p.code("/other")
-	born, moved, free := p.session(inHeader(code)), p.session(inHeader(other)), p.session(presentNothing)
+	born, moved, free := p.session(inHeader(code)), p.session(inHeader(other)), p.session()
 	ended := p.session(inHeader(other))
 	ended.end()
-	checkSees(t, "the ended session", ended, presentNothing, "404")
-	checkSees(t, "the session that moves", moved, inHeader(code), seesProj)
-	checkSees(t, "the session that becomes scoped", free, inHeader(code), seesProj)
-	checkSees(t, "afterwards", free, presentNothing, seesProj)
+	checkSees(t, "the ended session", ended, "404")
+	checkSees(t, "the session that moves", moved, seesProj, inHeader(code))
+	checkSees(t, "the session that becomes scoped", free, seesProj, inHeader(code))
+	checkSees(t, "afterwards", free, seesProj)
 	p.cmd.Process.Kill()
-	p.restart([]*testClient{born, moved, free, ended})
+	p.restart("", born, moved, free, ended)
 	messages, _ := born.listen()
 	hear(t, messages, changedTools) // the client may have seen other lists before
-	checkSees(t, "the session that was born scoped", born, presentNothing, seesProj)
-	checkSees(t, "the session that moved", moved, presentNothing, seesOther)
-	checkSees(t, "the session that became scoped", free, presentNothing, seesAll)
-	checkSees(t, "with its code again", free, inHeader(code), seesProj)
-	checkSees(t, "the ended session, within its claim", ended, presentNothing, seesOther)
-	p.restart([]*testClient{born, free}, "-require-claim")
-	checkSees(t, "with claims required, the scoped session", born, presentNothing, seesProj)
-	checkSees(t, "with claims required, the unscoped session", free, presentNothing, "400")
-	checkSees(t, "with its code", free, inHeader(code), seesProj)
+	checkSees(t, "the session that was born scoped", born, seesProj)
+	checkSees(t, "the session that moved", moved, seesOther)
+	checkSees(t, "the session that became scoped", free, seesAll)
+	checkSees(t, "with its code again", free, seesProj, inHeader(code))
+	checkSees(t, "the ended session, within its claim", ended, seesOther)
+	p.restart("-require-claim", born, free)
+	checkSees(t, "with claims required, the scoped session", born, seesProj)
+	checkSees(t, "with claims required, the unscoped session", free, "400")
+	checkSees(t, "with its code", free, seesProj, inHeader(code))
 }
 
 // Only the text that a table sealed opens.

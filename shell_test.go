@@ -111,7 +111,8 @@ func TestShellBackgroundEndsWithItsModule(t *testing.T) {
 	await(t, "its end", func() bool { return !processAlive(pid) })
 }
 
-// A script that no shell reads is reported with the reason.
+// A script that no shell reads is reported with the reason, and so is a function that uses its
+// arguments but documents none.
 func TestShellFaultsAreReported(t *testing.T) {
 	t.Parallel()
 	need(t, "sh")
@@ -119,19 +120,27 @@ func TestShellFaultsAreReported(t *testing.T) {
 	write(t, dir+"/a.usher.sh", "#!/bin/sh\n\n# A.\na() {\n\tif\n}\n")
 	write(t, dir+"/b.usher.sh", "#!/usr/bin/perl\n")
 	write(t, dir+"/c.usher.sh", "#!/bin/sh\r\n\r\n# C.\r\nc() { :; }\r\n")
-	out := modulesOf(t, dir, nil)
+	copyFiles(t, "testdata/shell", dir, "arguments.usher.sh")
+	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error",
 		"want sh, bash", "its lines end with")
+	check(t, "notes", strings.Count(out, "note: "), 3)
+	for _, name := range []string{"one", "all", "part"} {
+		checkContains(t, "notes", out, "note: "+name+": it uses $1, but has no @param")
+	}
 }
 
 // A function is a method if the shell reports it as a function. Reserved words are refused:
-// one would run the caller's argument.
+// one would run the caller's argument. A script that runs its own arguments, as many do at their
+// end, gets none: no value of a call becomes a command.
 func TestShellNames(t *testing.T) {
 	long(t)
 	need(t, "sh")
 	script := readFile(t, "testdata/shell/names.usher.sh")
 	const reserved = "\n# Runs it.\n# @param {string} text what\nfunction time() { printf '%s' \"$1\"; }\n" +
 		"# Says it.\nfunction say-so {\n:\n}\n"
+	const values = "\n\n# Says them.\n# @param {string} a\n# @param {string} b\n" +
+		"values() { printf '[%s]' \"$#\" \"$@\"; }\n\n\"$@\"\n"
 	functions := []string{"say", "test", "touch", "echo"}
 	for shell, more := range map[string]string{
 		"sh":   "",
@@ -145,8 +154,9 @@ func TestShellNames(t *testing.T) {
 				skip(t, err) // CI has sh and bash
 			}
 			dir, base := t.TempDir(), t.TempDir()
-			write(t, dir+"/m.usher.sh", "#!/usr/bin/env "+shell+"\n"+string(script)+more)
-			out, _, _ := usher(t, "", "modules", "-json", "-base", base, dir)
+			write(t, dir+"/m.usher.sh", "#!/usr/bin/env "+shell+"\n"+script+more)
+			write(t, dir+"/values.usher.sh", "#!/usr/bin/env "+shell+values)
+			out, _, _ := usher(t, "modules", "-json", "-base", base, dir)
 			for _, name := range append(functions, "builtin", "mkdir", "time") {
 				hosted := strings.Contains(out, `"method": "`+name+`"`)
 				check(t, name+" is hosted", hosted, slices.Contains(functions, name))
@@ -161,46 +171,13 @@ func TestShellNames(t *testing.T) {
 				{"touch", "gone", "the script defines no function touch"},
 			} {
 				arguments := `{"text":"` + tt.text + `"}`
-				out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "m",
-					tt.name, arguments)
-				checkContains(t, tt.name+" "+tt.text, out+stderr, tt.want)
+				said := callSays(t, base, dir, "m", tt.name, arguments)
+				checkContains(t, tt.name+" "+tt.text, said, tt.want)
 			}
-			check(t, "files", folderNames(t, dir), []string{"m.usher.sh"})
+			said := callSays(t, base, dir, "values", "values", `{"a":"touch","b":"bad *"}`)
+			check(t, "the values of a call", said, "[2][touch][bad *]\n")
+			check(t, "files", folderNames(t, dir), []string{"m.usher.sh", "values.usher.sh"})
 		})
-	}
-}
-
-// A script that runs its own arguments, as many do at their end, gets none: no value of a call
-// becomes a command.
-func TestShellScriptGetsNoValues(t *testing.T) {
-	long(t)
-	const script = "\n\n# Says them.\n# @param {string} a\n# @param {string} b\n" +
-		"say() { printf '[%s]' \"$#\" \"$@\"; }\n\n\"$@\"\n"
-	for _, shell := range []string{"sh", "bash", "dash", "ksh", "zsh"} {
-		t.Run(shell, func(t *testing.T) {
-			if _, err := exec.LookPath(shell); err != nil {
-				skip(t, err) // CI has sh and bash
-			}
-			dir := t.TempDir()
-			write(t, dir+"/m.usher.sh", "#!/usr/bin/env "+shell+script)
-			out, stderr, _ := usher(t, "", "call", "-base", t.TempDir(), "-dir", dir, "m", "say",
-				`{"a":"touch","b":"bad *"}`)
-			check(t, "output", out+stderr, "[2][touch][bad *]\n")
-			check(t, "files", folderNames(t, dir), []string{"m.usher.sh"})
-		})
-	}
-}
-
-// A function that uses its arguments but documents none is reported.
-func TestShellArgumentsNeedParams(t *testing.T) {
-	t.Parallel()
-	need(t, "sh")
-	dir := t.TempDir()
-	copyFiles(t, "testdata/shell", dir, "arguments.usher.sh")
-	out := modulesOf(t, dir, nil)
-	check(t, "notes", strings.Count(out, "note: "), 3)
-	for _, name := range []string{"one", "all", "part"} {
-		checkContains(t, "notes", out, "note: "+name+": it uses $1, but has no @param")
 	}
 }
 
@@ -217,8 +194,7 @@ func TestShellOptions(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		write(t, dir+"/m.usher.sh", first+script)
-		out, stderr, _ := usher(t, "", "call", "-base", t.TempDir(), "-dir", dir, "m",
-			"deploy", `{"text":""}`)
-		checkContains(t, first, out+stderr, want)
+		said := callSays(t, t.TempDir(), dir, "m", "deploy", `{"text":""}`)
+		checkContains(t, first, said, want)
 	}
 }

@@ -358,7 +358,7 @@ var providerRow = regexp.MustCompile("(?m)^\\| ([^|`]*) \\| `(@signature [^`]* (
 // the secret, and nothing else. No refusal says whether the path exists, or which key is right.
 func TestSignatureOfEachProvider(t *testing.T) {
 	long(t)
-	rows := providerRow.FindAllStringSubmatch(string(readFile(t, "docs/webhooks.md")), -1)
+	rows := providerRow.FindAllStringSubmatch(readFile(t, "docs/webhooks.md"), -1)
 	check(t, "rows of the table", len(rows), len(providers))
 	env := map[string]string{webhookSecretVar: testSecret}
 	var tools []fakeTool
@@ -500,7 +500,7 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 		}
 		d.stop(t)
 	}
-	report := modulesOf(t, dir, env)
+	report, _, _ := usherIn(t, env, "", "modules", dir)
 	for i, p := range problems {
 		_, note, _ := strings.Cut(report, fmt.Sprintf("/webhook/m/handle%d, ", i))
 		note, _, _ = strings.Cut(note, "\n")

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -277,7 +276,7 @@ func (c *askClient) send(ctx context.Context, id, method, params string) <-chan 
 	c.wait[id] = wait
 	c.mu.Unlock()
 	go func() {
-		err := c.post(ctx, encodeRequest(json.RawMessage(id), method, members(rawOrNil(params))))
+		err := c.post(ctx, encodeRequest(json.RawMessage(id), method, objectOf(params)))
 		if err != nil && ctx.Err() == nil {
 			c.t.Errorf("%s: %v", method, err)
 		}
@@ -364,10 +363,10 @@ func (c *askClient) round(tool string, arguments any, more ...member) answer {
 // askOverPOST is a client with a session of a version over streamable HTTP.
 func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 	c := newAskClient(t, url, code)
-	c.http.begin(initializeWith(version, caps), presentNothing)
+	c.http.begin(initializeWith(version, caps))
 	c.http.post(initialized)
 	c.post = func(ctx context.Context, msg []byte) error {
-		res, err := c.http.http.Do(c.http.request(http.MethodPost,
+		res, err := c.http.http.Do(c.http.request("POST",
 			string(msg)).WithContext(ctx))
 		if err != nil {
 			return err
@@ -394,14 +393,14 @@ func askModern(t *testing.T, url, caps, code string) *askClient {
 }
 
 // askOverSSE is a client of HTTP+SSE.
-func askOverSSE(t *testing.T, url, caps string) *askClient {
+func askOverSSE(t *testing.T, url, _, caps string) *askClient {
 	c := newAskClient(t, url, "")
 	sse := c.http.openSSE()
 	c.hangUp = sse.hangUp
 	go c.takeAll(sse.events)
 	c.post = func(ctx context.Context, msg []byte) error {
-		a, err := c.http.try(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
-		if err == nil && a.Status != http.StatusAccepted {
+		a, err := c.http.try(c.http.request("POST", string(msg)).WithContext(ctx))
+		if err == nil && a.Status != 202 {
 			err = fmt.Errorf("%d %s", a.Status, a.Body)
 		}
 		return err
@@ -417,7 +416,7 @@ func (c *askClient) initialize(version, caps string) {
 }
 
 // askOverStdio is a client with a session on stdio.
-func askOverStdio(t *testing.T, dir, caps string) *askClient {
+func askOverStdio(t *testing.T, _, dir, caps string) *askClient {
 	c := newAskClient(t, "", "")
 	in, out, _ := startStdio(t, dir)
 	var writing sync.Mutex
@@ -440,23 +439,22 @@ func askOverStdio(t *testing.T, dir, caps string) *askClient {
 	return c
 }
 
+// askWay begins a client of the daemon at a URL or, on stdio, of a workspace.
+type askWay func(t *testing.T, url, dir, caps string) *askClient
+
 // askWays are the clients that there are.
-var askWays = map[string]func(t *testing.T, url, dir, caps string) *askClient{
+var askWays = map[string]askWay{
 	"2025-11-25": askInSession("2025-11-25"),
 	"2025-06-18": askInSession("2025-06-18"),
 	"2025-03-26": askInSession("2025-03-26"),
-	"HTTP+SSE": func(t *testing.T, url, _, caps string) *askClient {
-		return askOverSSE(t, url, caps)
-	},
+	"HTTP+SSE":   askOverSSE,
 	"2026-07-28": func(t *testing.T, url, _, caps string) *askClient {
 		return askModern(t, url, caps, "")
 	},
-	"stdio": func(t *testing.T, _, dir, caps string) *askClient {
-		return askOverStdio(t, dir, caps)
-	},
+	"stdio": askOverStdio,
 }
 
-func askInSession(version string) func(t *testing.T, url, dir, caps string) *askClient {
+func askInSession(version string) askWay {
 	return func(t *testing.T, url, _, caps string) *askClient {
 		return askOverPOST(t, url, version, caps, "")
 	}

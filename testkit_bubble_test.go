@@ -6,7 +6,6 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,7 +33,7 @@ type bubble struct {
 	server  *Server
 	stop    context.CancelFunc // begins the daemon's end
 	conns   pipes
-	files   int // that the server may open; 0 for many
+	files   int // that the server may open
 	m       *Module
 	base    string
 	native  bool    // m supports only 2026-07-28
@@ -49,9 +48,15 @@ type bubble struct {
 // inBubble runs a test in a bubble. At its end no goroutine may be left.
 func inBubble(t *testing.T, test func(*testing.T, *bubble)) {
 	t.Helper()
+	inBubbleWith(t, 1<<20, test)
+}
+
+// inBubbleWith is inBubble for a server that may open so many files.
+func inBubbleWith(t *testing.T, files int, test func(*testing.T, *bubble)) {
+	t.Helper()
 	base := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bubble{base: base, tools: make(map[string]string)}
+		b := &bubble{base: base, tools: make(map[string]string), files: files}
 		b.start(t)
 		test(t, b)
 	})
@@ -84,17 +89,12 @@ func (b *bubble) start(t *testing.T) {
 	d := &daemon{flags: &serveFlags{}, log: log, server: b.server, registry: b.server.modules}
 	b.conns = make(pipes)
 	web := &http.Server{Handler: d, ReadTimeout: bodyTimeout}
-	limitConnections(web, cmp.Or(b.files, 1<<20), rememberCodes)
+	limitConnections(web, b.files, rememberCodes)
 	var serving sync.WaitGroup
 	serving.Go(func() { web.Serve(b.conns) })
 	serving.Go(func() { claims.Watch(stopping) })
 	transport := &http.Transport{DialContext: b.conns.dial, DisableKeepAlives: true}
-	b.testClient = &testClient{
-		t:      t,
-		URL:    "http://localhost/",
-		Header: http.Header{},
-		http:   &http.Client{Transport: transport},
-	}
+	b.testClient = clientOver(t, "http://localhost/", &http.Client{Transport: transport})
 	t.Cleanup(func() {
 		stop()
 		time.AfterFunc(time.Second, cancelCalls)
@@ -266,8 +266,8 @@ func (b *bubble) suspended() int {
 // open begins a session of a version, whose client can be asked.
 func (b *bubble) open(version string) *testClient {
 	b.t.Helper()
-	c := &testClient{t: b.t, URL: b.URL, Header: http.Header{}, http: b.http}
-	a := c.begin(initializeWith(version, askAllCaps), presentNothing)
+	c := clientOver(b.t, b.URL, b.http)
+	a := c.begin(initializeWith(version, askAllCaps))
 	if c.Session == "" {
 		b.t.Fatalf("initialize: %d %s", a.Status, a.Body)
 	}
@@ -277,7 +277,7 @@ func (b *bubble) open(version string) *testClient {
 // openSSE begins an HTTP+SSE session with a code, whose client can be asked.
 func (b *bubble) openSSE(code string) (*testClient, *exchange) {
 	b.t.Helper()
-	c := &testClient{t: b.t, URL: b.URL, Header: http.Header{}, http: b.http}
+	c := clientOver(b.t, b.URL, b.http)
 	c.Header.Set(claimHeader, code)
 	x := b.begin(c.getRequest())
 	_, text := x.got()
@@ -289,7 +289,7 @@ func (b *bubble) openSSE(code string) (*testClient, *exchange) {
 
 // getRequest makes the request for the session's notification stream.
 func (c *testClient) getRequest() *http.Request {
-	req := c.request(http.MethodGet, "")
+	req := c.request("GET", "")
 	req.Header.Set("Accept", "text/event-stream")
 	return req
 }
@@ -345,23 +345,6 @@ func (x *exchange) got() (status int, text string) {
 
 // pass lets time pass.
 func pass(d time.Duration) { <-time.After(d) }
-
-// echoRequest makes a ping whose id, which its answer repeats, has n bytes.
-func echoRequest(n int) func(*bubble, *testClient) *http.Request {
-	return func(b *bubble, c *testClient) *http.Request {
-		id := quote(fmt.Sprintf("%0*s", n, c.message("", "")))
-		return c.request(http.MethodPost, string(encodeRequest(id, "ping", nil)))
-	}
-}
-
-// sessionLike begins a session for the principal of another session.
-func (b *bubble) sessionLike(c *testClient) *testClient {
-	b.t.Helper()
-	session := b.open(protocols[0])
-	session.Header = c.Header
-	session.ask("ping", "")
-	return session
-}
 
 // dial opens a connection and sends a request, unless it is empty. If read is set, dial
 // reads the answer.

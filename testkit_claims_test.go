@@ -4,7 +4,6 @@ package main
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 )
@@ -16,11 +15,11 @@ func testStore(t testing.TB, dataDir string) *ClaimStore {
 }
 
 // newDataDir returns a data folder that does not exist yet.
-func newDataDir(t testing.TB) string { return filepath.Join(t.TempDir(), "base", ".data") }
+func newDataDir(t testing.TB) string { return t.TempDir() + "/base/.data" }
 
 func writeClaimsFile(t testing.TB, dataDir, content string) string {
 	t.Helper()
-	path := filepath.Join(dataDir, "claims.json")
+	path := dataDir + "/claims.json"
 	must(t, os.MkdirAll(dataDir, 0o700))
 	must(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
@@ -44,7 +43,7 @@ func wantActive(t testing.TB, s *ClaimStore, code Code, want bool) {
 // fileCodes returns the codes in the file, which must be readable.
 func fileCodes(t testing.TB, dataDir string) map[Code]bool {
 	t.Helper()
-	snap, err := readClaims(filepath.Join(dataDir, "claims.json"))
+	snap, err := readClaims(dataDir + "/claims.json")
 	must(t, err)
 	snap.file.Close()
 	codes := map[Code]bool{}
@@ -58,7 +57,7 @@ func fileCodes(t testing.TB, dataDir string) map[Code]bool {
 func wantTidy(t testing.TB, dataDir string) {
 	t.Helper()
 	check(t, "data folder", folderNames(t, dataDir), []string{"claims.json", "claims.lock"})
-	check(t, "token folder", folderNames(t, filepath.Join(dataDir, "claims.lock")),
+	check(t, "token folder", folderNames(t, dataDir+"/claims.lock"),
 		[]string{"free"})
 }
 

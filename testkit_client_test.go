@@ -49,8 +49,12 @@ func initializeWith(version, caps string) string {
 func newClient(t *testing.T, url string) *testClient {
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &testClient{t: t, URL: url, Header: http.Header{},
-		http: &http.Client{Transport: transport, Timeout: 2 * patience}}
+	return clientOver(t, url, &http.Client{Transport: transport, Timeout: 2 * patience})
+}
+
+// clientOver returns a client with the connections of an HTTP client.
+func clientOver(t *testing.T, url string, over *http.Client) *testClient {
+	return &testClient{t: t, URL: url, Header: http.Header{}, http: over}
 }
 
 // newStateless returns a client that never sends initialize.
@@ -64,11 +68,11 @@ func newStateless(t *testing.T, url string) *testClient {
 func connect(t *testing.T, url string) *testClient {
 	t.Helper()
 	c := newClient(t, url)
-	c.begin(initialize, presentNothing)
+	c.begin(initialize)
 	if c.Session == "" {
 		t.Fatal("initialize: no session")
 	}
-	if a := c.post(initialized); a.Status != http.StatusAccepted {
+	if a := c.post(initialized); a.Status != 202 {
 		t.Fatalf("initialized: %d %s", a.Status, a.Body)
 	}
 	return c
@@ -78,24 +82,24 @@ func connect(t *testing.T, url string) *testClient {
 func connectAs(t *testing.T, url, version string, present ...func(*http.Request)) *testClient {
 	t.Helper()
 	c := newStateless(t, url)
-	if a := c.begin(initializeAs(version), presentAll(present...)); c.Session == "" {
+	if a := c.begin(initializeAs(version), present...); c.Session == "" {
 		t.Fatalf("initialize with %s: %d %s", version, a.Status, a.Body)
 	}
 	return c
 }
 
 // openSession tries to begin a session by a request that present changes.
-func openSession(t *testing.T, url string, present func(*http.Request)) (*testClient, answer) {
+func openSession(t *testing.T, url string, present ...func(*http.Request)) (*testClient, answer) {
 	t.Helper()
 	c := newStateless(t, url)
-	return c, c.begin(initialize, present)
+	return c, c.begin(initialize, present...)
 }
 
 // begin sends initialize, and stays in the session that there is then.
-func (c *testClient) begin(initialize string, present func(*http.Request)) answer {
+func (c *testClient) begin(initialize string, present ...func(*http.Request)) answer {
 	c.t.Helper()
-	req := c.request(http.MethodPost, initialize)
-	present(req)
+	req := c.request("POST", initialize)
+	presentAll(present...)(req)
 	a := c.do(req)
 	c.Session = a.Header.Get(sessionHeader)
 	return a
@@ -216,7 +220,7 @@ func (c *testClient) request(method, body string) *http.Request {
 
 func (c *testClient) post(body string) answer {
 	c.t.Helper()
-	return c.do(c.request(http.MethodPost, body))
+	return c.do(c.request("POST", body))
 }
 
 func (c *testClient) do(req *http.Request) answer {
@@ -257,7 +261,7 @@ func (c *testClient) ask(method, params string) answer {
 
 // asking returns a request by POST.
 func (c *testClient) asking(method, params string) *http.Request {
-	return c.request(http.MethodPost, c.message(method, params))
+	return c.request("POST", c.message(method, params))
 }
 
 // cancel cancels the request with an id, which is JSON.
@@ -277,8 +281,7 @@ func (c *testClient) message(method, params string) string {
 	c.id++
 	id := c.id
 	c.mu.Unlock()
-	return string(encodeRequest(json.RawMessage(fmt.Sprint(id)), method,
-		members(rawOrNil(params))))
+	return string(encodeRequest(json.RawMessage(fmt.Sprint(id)), method, objectOf(params)))
 }
 
 // call calls a tool; arguments are JSON, "" for none.
@@ -294,16 +297,9 @@ func (c *testClient) call(tool, arguments string) answer {
 // end ends the session.
 func (c *testClient) end() {
 	c.t.Helper()
-	if a := c.do(c.request(http.MethodDelete, "")); a.Status != http.StatusNoContent {
+	if a := c.do(c.request("DELETE", "")); a.Status != 204 {
 		c.t.Errorf("DELETE: %d %s", a.Status, a.Body)
 	}
-}
-
-func rawOrNil(s string) json.RawMessage {
-	if s == "" {
-		return nil
-	}
-	return json.RawMessage(s)
 }
 
 // tools returns the names of the tools that there are.
@@ -326,17 +322,17 @@ func (c *testClient) awaitTools(want ...string) {
 
 // listTools returns the tools that a request of the session sees which present
 // changes, or its status.
-func listTools(c *testClient, present func(*http.Request)) string {
+func listTools(c *testClient, present ...func(*http.Request)) string {
 	c.t.Helper()
 	req := c.asking("tools/list", "")
-	present(req)
+	presentAll(present...)(req)
 	return c.do(req).toolNames()
 }
 
 // sees is listTools for a client without a session.
-func (c *testClient) sees(present func(*http.Request)) string {
+func (c *testClient) sees(present ...func(*http.Request)) string {
 	c.t.Helper()
-	return c.modern("tools/list", "", present).toolNames()
+	return c.modern("tools/list", "", present...).toolNames()
 }
 
 // modernMeta is the _meta of each request of 2026-07-28.
@@ -348,17 +344,15 @@ const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 // members of the params' own _meta.
 func (c *testClient) modernPOST(id, method, params string) *http.Request {
 	c.t.Helper()
-	own := members(field(rawOrNil(params), "_meta"))
 	meta := objectOf("{" + modernMeta + "}")
-	for _, f := range own {
-		meta = meta.set(f.key, f.value)
+	for _, own := range members(field(params, "_meta")) {
+		meta = meta.set(own.key, own.value)
 	}
-	full := withMember(rawOrNil(params), "_meta", meta.encode())
-	req := c.request(http.MethodPost,
-		string(encodeRequest(json.RawMessage(id), method, members(full))))
+	full := objectOf(params).set("_meta", meta.encode())
+	req := c.request("POST", string(encodeRequest(json.RawMessage(id), method, full)))
 	req.Header.Set(protocolHeader, statelessProtocol)
 	req.Header.Set(methodHeader, method)
-	if name := stringField(full, "name") + stringField(full, "uri"); name != "" {
+	if name := full.text("name") + full.text("uri"); name != "" {
 		req.Header.Set(nameHeader, name)
 	}
 	return req
@@ -394,17 +388,13 @@ func (c *testClient) modernListen(
 func presentNothing(*http.Request) {}
 
 // inHeader presents a code in the header, as most tests do.
-func inHeader(code string) func(*http.Request) {
-	return func(r *http.Request) { r.Header.Set(claimHeader, code) }
-}
+func inHeader(code string) func(*http.Request) { return setHeader(claimHeader, code) }
 
 func inQuery(code string) func(*http.Request) {
 	return func(r *http.Request) { r.URL.RawQuery = "claim=" + code }
 }
 
-func inAuthorization(value string) func(*http.Request) {
-	return func(r *http.Request) { r.Header.Set("Authorization", value) }
-}
+func inAuthorization(value string) func(*http.Request) { return setHeader("Authorization", value) }
 
 func presentAll(present ...func(*http.Request)) func(*http.Request) {
 	return func(r *http.Request) {
@@ -531,7 +521,7 @@ func (c *testClient) get(present ...func(*http.Request)) (*http.Response, <-chan
 func (c *testClient) listen() (events <-chan event, hangUp func()) {
 	c.t.Helper()
 	res, events, hangUp := c.get()
-	if res.StatusCode != http.StatusOK {
+	if res.StatusCode != 200 {
 		c.t.Fatalf("GET: %s", res.Status)
 	}
 	return events, hangUp

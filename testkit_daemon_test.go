@@ -8,7 +8,6 @@ import (
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/hex"
 	"io"
 	"net"
 	"net/http"
@@ -194,6 +193,9 @@ func (d *testDaemon) awaitLog(t *testing.T, text string) {
 	})
 }
 
+// logged returns how often the log has a text.
+func (d *testDaemon) logged(text string) int { return strings.Count(d.Log.String(), text) }
+
 // stop ends the daemon, which may have ended before, and returns its status.
 func (d *testDaemon) stop(t *testing.T) int {
 	t.Helper()
@@ -246,15 +248,11 @@ func (d *testDaemon) hidesCodes(t *testing.T, codes ...string) {
 var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
 
 // modulesOf returns what usher modules prints.
-func modulesOf(t *testing.T, dir string, env map[string]string) string {
+func modulesOf(t *testing.T, dir string) string {
 	t.Helper()
-	var out, log output
-	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir},
-		strings.NewReader(""), &out, &log,
-		lookupIn(env)); code != 0 {
-		t.Fatalf("usher modules: status %d: %s", code, log.String())
-	}
-	return out.String()
+	out, errs, code := usher(t, "modules", dir)
+	check(t, "status of usher modules: "+errs, code, 0)
+	return out
 }
 
 // openStore opens the claim store of a daemon's base folder.
@@ -350,7 +348,7 @@ func readAnswer(t *testing.T, res *http.Response) answer {
 // deliver posts a JSON body.
 func (d *testDaemon) deliver(t *testing.T, path, body string, headers ...string) answer {
 	t.Helper()
-	return d.send(t, http.MethodPost, path, body,
+	return d.send(t, "POST", path, body,
 		append([]string{"Content-Type: application/json"}, headers...)...)
 }
 
@@ -429,17 +427,15 @@ func (o daemonOptions) startProjects(t *testing.T, flags ...string) *projects {
 	t.Helper()
 	o.base = t.TempDir()
 	p := &projects{t: t, options: o, dir: twoProjects(t)}
-	p.testDaemon = o.start(t, p.dir, flags...)
-	p.awaitReady(t)
+	p.testDaemon = o.startReady(t, p.dir, flags...)
 	return p
 }
 
 // restart stops the daemon and starts it again; clients of it go on.
-func (p *projects) restart(clients []*testClient, flags ...string) {
+func (p *projects) restart(flags string, clients ...*testClient) {
 	p.t.Helper()
 	p.stop(p.t)
-	p.testDaemon = p.options.start(p.t, p.dir, flags...)
-	p.awaitReady(p.t)
+	p.testDaemon = p.options.startReady(p.t, p.dir, strings.Fields(flags)...)
 	for _, c := range clients {
 		c.URL = p.URL
 	}
@@ -457,9 +453,9 @@ func (p *projects) revoke(code string) {
 }
 
 // session begins a session by a request that present changes.
-func (p *projects) session(present func(*http.Request)) *testClient {
+func (p *projects) session(present ...func(*http.Request)) *testClient {
 	p.t.Helper()
-	c, _ := openSession(p.t, p.URL, present)
+	c, _ := openSession(p.t, p.URL, present...)
 	return c
 }
 
@@ -484,9 +480,9 @@ func (p *projects) claimRecord(code, folder string, created any, life time.Durat
 }
 
 // checkSees checks what a request of a session that present changes lists.
-func checkSees(t *testing.T, what string, c *testClient, present func(*http.Request), want string) {
+func checkSees(t *testing.T, what string, c *testClient, want string, present ...func(*http.Request)) {
 	t.Helper()
-	check(t, what, listTools(c, present), want)
+	check(t, what, listTools(c, present...), want)
 }
 
 // checkRefused checks the refusal of a code, which must not make clients look for a login.
@@ -555,8 +551,4 @@ func hmacOf(key, text string) []byte {
 	mac := hmac.New(sha256.New, []byte(key))
 	mac.Write([]byte(text))
 	return mac.Sum(nil)
-}
-
-func gitHubSignature(key, body string) string {
-	return "sha256=" + hex.EncodeToString(hmacOf(key, body))
 }

@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,17 +52,14 @@ func writeShared(t *testing.T, dir, name, traits string) {
 // fakeTools returns the trait of a fake with these tools.
 func fakeTools(t *testing.T, tools ...fakeTool) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "tools.json")
+	path := t.TempDir() + "/tools.json"
 	write(t, path, string(marshal(tools)))
 	return "toolsIn=" + path
 }
 
 // fakeTool describes a tool of a fake. Does is one of the words at the top of
 // testkit_main_test.go; "" returns the arguments.
-type fakeTool struct {
-	Name, Doc, Does string
-	Schema          json.RawMessage
-}
+type fakeTool struct{ Name, Doc, Does, Schema string }
 
 // usualTools are the tools of a fake without the trait tools.
 const usualTools = "echo,sleep,crash,progress,log,pid,env,count,fail,big,error,grow"
@@ -162,7 +158,7 @@ func (f *fakeServer) addTool(name string) {
 	tool := fakeTool{Name: name, Doc: "The tool " + name + ".",
 		Does: strings.ToLower(strings.TrimPrefix(name, "handle"))}
 	if name == "mirror" {
-		tool.Schema = json.RawMessage(mirrorSchema)
+		tool.Schema = mirrorSchema
 	}
 	f.tools = append(f.tools, tool)
 }
@@ -304,10 +300,7 @@ func (f *fakeServer) list() json.RawMessage {
 	defer f.mu.Unlock()
 	tools := []json.RawMessage{}
 	for _, tool := range f.tools {
-		schema := tool.Schema
-		if schema == nil || string(schema) == "null" {
-			schema = json.RawMessage(`{"type":"object"}`)
-		}
+		schema := json.RawMessage(cmp.Or(tool.Schema, `{"type":"object"}`))
 		text := object{{"name", quote(tool.Name)}, {"description", quote(tool.Doc)},
 			{"inputSchema", schema}}
 		tools = append(tools, text.encode())
@@ -430,7 +423,7 @@ func (c *fakeCall) result() json.RawMessage {
 	f := c.f
 	switch c.tool.Does {
 	case "":
-		return toolResult(rawOrNil(cmp.Or(string(c.args), "{}"))).encode()
+		return toolResult(json.RawMessage(cmp.Or(string(c.args), "{}"))).encode()
 	case "result":
 		return field(c.args, "result")
 	case "sleep":
@@ -649,13 +642,4 @@ func (c *fakeCall) requireInput() []byte {
 		{"inputRequests", requests.encode()},
 		{"requestState", quote(state)},
 	})
-}
-
-// canonical returns JSON with its keys in order and no white space.
-func canonical(raw json.RawMessage) []byte {
-	var v any
-	if json.Unmarshal(raw, &v) != nil {
-		return raw
-	}
-	return marshal(v)
 }

@@ -81,6 +81,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -97,6 +98,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // The test binary also runs as usher, and as a fake with the traits in the variable.
@@ -215,11 +217,11 @@ func write(t *testing.T, path, text string) {
 	must(t, os.WriteFile(path, []byte(text), mode))
 }
 
-func readFile(t testing.TB, path string) []byte {
+func readFile(t testing.TB, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	must(t, err)
-	return text
+	return string(text)
 }
 
 // tempDir returns a new folder, by its path without links.
@@ -295,8 +297,7 @@ func (o *output) await(t *testing.T, what string, over <-chan struct{}, ok func(
 
 // setMeta returns the params of a message with a key of their _meta set.
 func setMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	list := members(params)
-	return withMeta(list, key, value).encode()
+	return withMeta(members(params), key, value).encode()
 }
 
 // objectOf returns the members of a JSON object.
@@ -345,12 +346,29 @@ func folderNames(t testing.TB, dir string) []string {
 	return names
 }
 
-// usher runs a command in this process.
-func usher(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+// usher runs a command in this process, with a base folder of its own unless -base names one.
+func usher(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	return usherIn(t, nil, "", args...)
+}
+
+// usherIn is usher with an environment and a stdin.
+func usherIn(
+	t *testing.T, env map[string]string, stdin string, args ...string,
+) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs, noEnv)
+	all := map[string]string{"USHER_BASE": t.TempDir()}
+	maps.Copy(all, env)
+	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs, lookupIn(all))
 	return out.String(), errs.String(), code
+}
+
+// callSays returns what usher call prints, on both streams.
+func callSays(t *testing.T, base, dir string, args ...string) string {
+	t.Helper()
+	out, errs, _ := usher(t, append([]string{"call", "-base", base, "-dir", dir}, args...)...)
+	return out + errs
 }
 
 // masks hide what differs from run to run.
@@ -367,36 +385,44 @@ var masks = []struct {
 	{regexp.MustCompile(`usher \S+ serves`), "usher VERSION serves"},
 }
 
+// masked returns a text without what differs from run to run.
+func masked(text string) string {
+	for _, m := range masks {
+		text = m.form.ReplaceAllString(text, m.with)
+	}
+	return text
+}
+
 // without is a JSON object without one of its members.
 func without(raw, key string) string {
 	list := objectOf(raw)
 	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
 }
 
-// check reports how got differs from want; what names it.
+// check reports how got differs from want; what names it. An error may wrap the wanted one.
 func check[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.EquateErrors()); diff != "" {
 		t.Errorf("%s: (-want +got)\n%s", what, clipText(diff, 4000))
 	}
 }
 
 // checkContains reports each of wants that text lacks.
-func checkContains(t testing.TB, what, text string, wants ...string) {
+func checkContains[T ~[]byte | ~string](t testing.TB, what string, text T, wants ...string) {
 	t.Helper()
 	for _, want := range wants {
-		if !strings.Contains(text, want) {
-			t.Errorf("%s: no %q in %s", what, want, clipText(text, 2000))
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%s: no %q in %s", what, want, clipText(string(text), 2000))
 		}
 	}
 }
 
 // checkOmits reports each of the unwanted texts that text contains.
-func checkOmits(t testing.TB, what, text string, unwanted ...string) {
+func checkOmits[T ~[]byte | ~string](t testing.TB, what string, text T, unwanted ...string) {
 	t.Helper()
 	for _, s := range unwanted {
-		if strings.Contains(text, s) {
-			t.Errorf("%s: unwanted %q in %s", what, s, clipText(text, 2000))
+		if strings.Contains(string(text), s) {
+			t.Errorf("%s: unwanted %q in %s", what, s, clipText(string(text), 2000))
 		}
 	}
 }
@@ -427,10 +453,7 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 			t.Errorf("%s: a line of over 80 columns: %q", name, line)
 		}
 	}
-	for _, m := range masks {
-		got = m.form.ReplaceAllString(got, m.with)
-	}
-	got = columns.ReplaceAllStringFunc(got, func(line string) string {
+	got = columns.ReplaceAllStringFunc(masked(got), func(line string) string {
 		return gaps.ReplaceAllString(line, "   ")
 	})
 	path := "testdata/cli/" + name + ".txt"
@@ -438,7 +461,7 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 		write(t, path, got)
 	}
 	want := readFile(t, path)
-	check(t, name, got, string(want))
+	check(t, name, got, want)
 }
 
 // building matches what commands say while they wait for a module.
@@ -448,7 +471,7 @@ var building = regexp.MustCompile(`(?m)^usher: waiting for .*…\n`)
 // contains a text. It returns stdout.
 func wantUsher(t *testing.T, code int, says string, args ...string) string {
 	t.Helper()
-	out, errs, got := usher(t, "", args...)
+	out, errs, got := usher(t, args...)
 	what := "usher " + strings.Join(args, " ")
 	if got != code {
 		t.Errorf("%s: status %d, want %d: %s%s", what, got, code, out, errs)
@@ -500,7 +523,7 @@ func npmInstall(t *testing.T, from string) string {
 	manifest := []string{".npmrc", "package.json", "package-lock.json"}
 	sum := sha256.New()
 	for _, name := range manifest {
-		content := readFile(t, filepath.Join(from, name))
+		content := readFile(t, from+"/"+name)
 		fmt.Fprintf(sum, "%s %d\n%s", name, len(content), content)
 	}
 	cache, err := os.UserCacheDir()
@@ -533,8 +556,8 @@ func npmInstall(t *testing.T, from string) string {
 func copyFiles(t *testing.T, from, to string, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		content := readFile(t, filepath.Join(from, name))
-		write(t, filepath.Join(to, name), string(content))
+		content := readFile(t, from+"/"+name)
+		write(t, to+"/"+name, content)
 	}
 }
 
@@ -580,8 +603,8 @@ func testNames(t *testing.T) map[string]bool {
 	names := make(map[string]bool)
 	files, _ := filepath.Glob("*_test.go")
 	for _, file := range files {
-		for _, test := range testName.FindAllSubmatch(readFile(t, file), -1) {
-			names[string(test[1])] = true
+		for _, test := range testName.FindAllStringSubmatch(readFile(t, file), -1) {
+			names[test[1]] = true
 		}
 	}
 	return names

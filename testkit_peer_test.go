@@ -26,10 +26,9 @@ import (
 // goTestTree writes files into a new folder whose path has a space in it.
 func goTestTree(t *testing.T, files map[string]string) string {
 	t.Helper()
-	dir := tempDir(t)
-	dir = filepath.Join(dir, "work space")
+	dir := tempDir(t) + "/work space"
 	for name, text := range files {
-		write(t, filepath.Join(dir, name), text)
+		write(t, dir+"/"+name, text)
 	}
 	return dir
 }
@@ -134,8 +133,8 @@ func startFile(t *testing.T, file string) *modulePeer {
 	}
 	source := readFile(t, file)
 	name := filepath.Base(file)
-	dir := goTestTree(t, map[string]string{name: string(source)})
-	return startBinary(t, goTestBuild(t, filepath.Join(dir, name), filepath.Join(dir, "cache")))
+	dir := goTestTree(t, map[string]string{name: source})
+	return startBinary(t, goTestBuild(t, dir+"/"+name, dir+"/cache"))
 }
 
 func (p *modulePeer) send(line string) {
@@ -295,7 +294,7 @@ func (p *modulePeer) nextAsk(call, method, params string) string {
 		p.t.Fatalf("got %s, want call %s to ask for %s", line, call, method)
 	}
 	if params != "" {
-		check(p.t, "params", sortedJSON(p.t, string(got)), sortedJSON(p.t, params))
+		check(p.t, "params", canonical(got), canonical(params))
 	}
 	return string(field(line, "id"))
 }
@@ -310,13 +309,14 @@ func (p *modulePeer) replyError(ask, err string) {
 	p.send(`{"jsonrpc":"2.0","id":` + ask + `,"error":` + err + `}`)
 }
 
-// sortedJSON returns JSON with its keys sorted and its numbers unchanged.
-func sortedJSON(t *testing.T, text string) string {
-	t.Helper()
-	decoder := json.NewDecoder(strings.NewReader(text))
+// canonical returns JSON with its keys sorted, its numbers unchanged and no white space.
+func canonical[T ~[]byte | ~string](raw T) string {
+	decoder := json.NewDecoder(strings.NewReader(string(raw)))
 	decoder.UseNumber()
 	var v any
-	must(t, decoder.Decode(&v))
+	if err := decoder.Decode(&v); err != nil {
+		return err.Error()
+	}
 	return string(marshal(v))
 }
 
@@ -362,18 +362,17 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 		write(t, path, text.String())
 	}
 	want := readFile(t, path)
-	check(t, path, text.String(), string(want))
+	check(t, path, text.String(), want)
 }
 
-// languages copies the modules of testdata/languages that can run here into a
-// folder, and returns their names.
-func languages(t *testing.T) (dir string, names []string) {
+// languages copies the modules of a folder that can run here into a new one, and returns their names.
+func languages(t *testing.T, from string) (dir string, names []string) {
 	t.Helper()
 	dir = t.TempDir()
-	for _, file := range folderNames(t, "testdata/languages") {
+	for _, file := range folderNames(t, from) {
 		t.Run(file+" is copied", func(t *testing.T) {
 			needLanguage(t, file)
-			copyFiles(t, "testdata/languages", dir, file)
+			copyFiles(t, from, dir, file)
 			name, _, _ := strings.Cut(file, ".")
 			names = append(names, name)
 		})

@@ -18,11 +18,11 @@ func TestStreamsEndWithClaim(t *testing.T) {
 	p := startProjects(t)
 	claim := newClaimFor(t, p.Base, p.dir+"/proj")
 	code := claim.Code.Reveal()
-	c := p.session(presentNothing)
+	c := p.session()
 	c.awaitTools(allTools...)
 	first, _ := c.listen()
 	second, _ := c.listen()
-	checkSees(t, "with a claim", c, inHeader(code), seesProj)
+	checkSees(t, "with a claim", c, seesProj, inHeader(code))
 	hear(t, second, changedTools)
 	for n, events := range []<-chan event{first, second} { // they end, as the session has a claim now
 		check(t, fmt.Sprint("messages on stream ", n+1), len(remainingEvents(t, events)), 0)
@@ -36,7 +36,7 @@ func TestStreamsEndWithClaim(t *testing.T) {
 	hear(t, third, changedTools)
 	check(t, "messages on the stream of the ended claim", len(remainingEvents(t, third)), 0)
 	// From here on it hears nothing, whatever happens in the workspace.
-	free := p.session(presentNothing)
+	free := p.session()
 	free.tools()
 	control, _ := free.listen()
 	writeFakes(t, p.dir, "proj/newer: good tools=x", "other/newer: good tools=x")
@@ -46,8 +46,8 @@ func TestStreamsEndWithClaim(t *testing.T) {
 	free.call("a_x", "")
 	c.end() // which ends the stream
 	check(t, "messages on the last stream", len(remainingEvents(t, last)), 0)
-	checkSees(t, "after DELETE", c, presentNothing, "404")
-	checkSees(t, "after DELETE, with a code", c, inHeader(p.code("")), "404")
+	checkSees(t, "after DELETE", c, "404")
+	checkSees(t, "after DELETE, with a code", c, "404", inHeader(p.code("")))
 }
 
 // checkEnded checks what a session whose claim has ended gets.
@@ -127,7 +127,7 @@ func TestListenersStayInTheirScope(t *testing.T) {
 	writeShared(t, p.dir+"/other", "o", "good tools=touch res=o")
 	c := newStateless(t, p.URL)
 	await(t, "both modules", func() bool {
-		return len(strings.Fields(c.sees(presentNothing))) == 7
+		return len(strings.Fields(c.sees())) == 7
 	})
 	code := p.code("/proj")
 	scoped := inHeader(code)

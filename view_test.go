@@ -74,15 +74,6 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 	}
 	check(t, "in b's scope", owner(scopeDir("/w/b.usher"), "x://1"), "b")
 	view := catalog.View(scopeAll(), nil)
-	checkOmits(t, "the list", string(view.Lists["resources"]), "x://1", "x://named")
-	checkContains(t, "the list", string(view.Lists["resources"]), "x://2")
-}
-
-// usher modules names the URIs that two modules list.
-func TestSharedURIsAreReported(t *testing.T) {
-	long(t)
-	dir := t.TempDir()
-	writeFakes(t, dir, "a: good tools=x res=r", "b: good tools=x res=r")
-	const note = "note: r://one: this resource is not offered, as several modules have its URI"
-	check(t, "notes", strings.Count(modulesOf(t, dir, nil), note), 2)
+	checkOmits(t, "the list", view.Lists["resources"], "x://1", "x://named")
+	checkContains(t, "the list", view.Lists["resources"], "x://2")
 }

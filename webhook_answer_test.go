@@ -29,32 +29,30 @@ func TestWebhookAnswers(t *testing.T) {
 	t.Parallel()
 	d := daemonOptions{}.startTools(t, "", fakeTool{Name: "handleIt", Does: "result"},
 		fakeTool{Name: "handleFault", Does: "fault"})
-	text := func(s string) string { return string(toolResult(quote(s)).encode()) }
-	object := func(s string) string { return string(toolResult(json.RawMessage(s)).encode()) }
-	own := func(response string) string { return object(`{"_response":` + response + `}`) }
+	own := func(response string) string { return shownObject(`{"_response":` + response + `}`) }
 	content := func(blocks string) string { return `{"content":[` + blocks + `]}` }
-	failed := func(s string) string { return `{"content":[` + block(s) + `],"isError":true}` }
 	const image = `{"type":"image","data":"AA==","mimeType":"image/png"}`
 	for _, row := range []struct {
 		result     string
 		status     int
 		kind, body string
 	}{
-		{object(`{"n":9007199254740993}`), 200, isJSON, `{"n":9007199254740993}`},
+		{shownObject(`{"n":9007199254740993}`), 200, isJSON, `{"n":9007199254740993}`},
 		{`{"content":[` + block("for people") + `],"structuredContent":{"a":1}}`, 200, isJSON, `{"a":1}`},
-		{text(`[1,2]`), 200, isJSON, `[1,2]`},
-		{text("\n {\"a\": 1}\n"), 200, isJSON, "\n {\"a\": 1}\n"},
-		{text(`{oops`), 200, isText, `{oops`},
+		{shownText(`[1,2]`), 200, isJSON, `[1,2]`},
+		{shownText("\n {\"a\": 1}\n"), 200, isJSON, "\n {\"a\": 1}\n"},
+		{shownText(`{oops`), 200, isText, `{oops`},
 		{content(block("a") + "," + block("b")), 200, isText, "a\nb"},
 		{content(""), 204, "", ""},
 		{content(image), 200, "image/png", "\x00"},
 		{content(image + "," + block("a")), 200, isText, image + "\na"},
 		{`{"content":[` + block("a") + `],"structuredContent":null}`, 200, isText, "a"},
-		{failed(`it "broke"`), 500, isJSON, `{"error":"it \"broke\""}` + "\n"},
-		{failed(`{"_response":{"status":200}}`), 500, isJSON,
+		{shownFailure(`it "broke"`), 500, isJSON, `{"error":"it \"broke\""}` + "\n"},
+		{shownFailure(`{"_response":{"status":200}}`), 500, isJSON,
 			`{"error":"{\"_response\":{\"status\":200}}"}` + "\n"},
-		{text(`{"_response":{"status":202}}`), 200, isJSON, `{"_response":{"status":202}}`},
-		{object(`{"a":{"_response":{"status":201}}}`), 200, isJSON, `{"a":{"_response":{"status":201}}}`},
+		{shownText(`{"_response":{"status":202}}`), 200, isJSON, `{"_response":{"status":202}}`},
+		{shownObject(`{"a":{"_response":{"status":201}}}`), 200, isJSON,
+			`{"a":{"_response":{"status":201}}}`},
 		{own(`{"status":201}`), 201, "", ""},
 		{own(`{"body":"hi"}`), 200, isText, "hi"},
 		{own(`{"body":{"n":9007199254740993}}`), 200, isJSON, `{"n":9007199254740993}`},
@@ -138,7 +136,8 @@ func TestWebhookFailures(t *testing.T) {
 	d.awaitLog(t, "fake: cancelled handleGone")
 }
 
-// A delivery fails if its module can't start, or if its calls end sooner than deliveries.
+// A delivery fails if its module can't start, or if its calls, which end after -call-timeout without
+// answer and progress, end sooner than deliveries.
 func TestWebhookNeedsItsModule(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
@@ -146,6 +145,11 @@ func TestWebhookNeedsItsModule(t *testing.T) {
 		fakeTool{Name: "handleNever", Does: "never"})
 	d := daemonOptions{}.startReady(t, dir, "-call-timeout", "1s")
 	checkError(t, "no answer within -call-timeout", d.deliver(t, "m/handleNever", `{}`), 504)
+	c := connect(t, d.URL)
+	c.call("m_handleIt", "")
+	silent := c.call("m_handleNever", "")
+	checkContains(t, "a silent call", silent.failure(), "no answer and no progress within 1s")
+	checkContains(t, "the next call", c.call("m_handleIt", "").Body, `"result"`)
 	d.stop(t)
 	// The cache contains what the module offers; its program is gone.
 	file, err := os.Stat(dir + "/m.usher")
@@ -166,7 +170,7 @@ func TestWebhookNeedsItsModule(t *testing.T) {
 // otherwise without anything of what was sent.
 func TestWebhookLogSaysWhy(t *testing.T) {
 	t.Parallel()
-	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)
+	const number = `{"type":"object","properties":{"n":{"type":"integer"}}}`
 	env := map[string]string{
 		webhookSecretVar:           testSecret,
 		"WH_KEY_SIGNING_SECRET":    "MARK-key",
@@ -244,7 +248,7 @@ func FuzzWebhookOwnAnswer(f *testing.F) {
 		}
 		a, err := ownAnswer(bytes.TrimSpace(json.RawMessage(s)))
 		if err != nil {
-			if e, ok := errors.AsType[*fault](err); !ok || e.Status != http.StatusBadGateway {
+			if e, ok := errors.AsType[*fault](err); !ok || e.Status != 502 {
 				t.Fatalf("%s: %v", s, err)
 			}
 			return
@@ -273,8 +277,8 @@ func TestWebhookStatusIndex(t *testing.T) {
 	var rows []string
 	for _, file := range []string{"webhook.go", "http.go"} {
 		rows = append(rows,
-			regexp.MustCompile(`http\.Status[A-Z]\w+`).FindAllString(string(readFile(t,
-				file)), -1)...)
+			regexp.MustCompile(`http\.Status[A-Z]\w+`).FindAllString(readFile(t,
+				file), -1)...)
 	}
 	checkIndex(t, rows, map[string]string{
 		"http.StatusOK":                    "TestWebhookAnswers",

@@ -25,20 +25,13 @@ func TestDeliveriesAreBounded(t *testing.T) {
 			method.IsHook = true
 		}
 		h := webhooksOf(b.server.modules)
-		h.timeout = time.Minute
-		deliver := func(method, path, secret string, body io.Reader) *httptest.ResponseRecorder {
-			w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/webhook/"+path, body)
-			setHeaders(r, secret)
-			h.ServeHTTP(w, r)
-			return w
-		}
 		wait := func() int {
-			return deliver("POST", "m/wait", shown, strings.NewReader(`{"seconds":1}`)).Code
+			return h.answer("POST", "m/wait", shown, strings.NewReader(`{"seconds":1}`)).Code
 		}
 		arriving, rest := io.Pipe()
 		statuses := make(chan int, 2*maxInFlight)
 		for range maxInFlight {
-			go func() { statuses <- deliver("POST", "m/wait", shown, arriving).Code }()
+			go func() { statuses <- h.answer("POST", "m/wait", shown, arriving).Code }()
 		}
 		synctest.Wait()
 		check(t, "status beside bodies that have not arrived", wait(), 200)
@@ -55,11 +48,11 @@ func TestDeliveriesAreBounded(t *testing.T) {
 			{"an unknown path", "POST", "m/nothing", 404},
 			{"another method", "GET", "m/wait", 405},
 		} {
-			w := deliver(row.method, row.path, shown, strings.NewReader(`{}`))
+			w := h.answer(row.method, row.path, shown, strings.NewReader(`{}`))
 			check(t, row.what+": status", w.Code, row.status)
 			check(t, row.what+": Retry-After", w.Header().Get("Retry-After") != "",
 				row.status == 503)
-			w = deliver(row.method, row.path, "", strings.NewReader(`{}`))
+			w = h.answer(row.method, row.path, "", strings.NewReader(`{}`))
 			check(t, row.what+": status without the secret", w.Code, 401)
 		}
 		check(t, "a call over MCP", b.open(protocols[0]).call("m_wait", "").failure(), "")
@@ -104,8 +97,7 @@ func TestWebhookWaitsForItsModule(t *testing.T) {
 			check(t, path+": it has Retry-After", a.Header.Get("Retry-After") != "", true)
 		})
 		wg.Go(func() {
-			a := d.deliver(t, path, `{}`, "X-Hub-Signature-256: "+
-				gitHubSignature("other", "{}"))
+			a := d.deliver(t, path, `{}`, signed("github", "other", "{}", time.Now())...)
 			checkError(t, path+" without the secret", a, 401)
 		})
 	}
@@ -217,7 +209,7 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 
 // webhooksOf returns the webhooks of modules, which take the secret or, with the key "k", a signature.
 func webhooksOf(modules *Registry) *Webhooks {
-	config := webhookConfig{secret: testSecret, open: true, acceptSignatures: true}
+	config := webhookConfig{secret: testSecret, open: true, acceptSignatures: true, timeout: time.Minute}
 	return &Webhooks{
 		webhookConfig: config,
 		modules:       modules,
@@ -231,6 +223,14 @@ func webhooksOf(modules *Registry) *Webhooks {
 // ServeHTTP answers a request as the daemon does.
 func (h *Webhooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	handle(w, r, h.log, writeWebhookError, func() error { return h.serve(w, r) })
+}
+
+// answer answers a request with headers, as for setHeaders, to a path below /webhook/.
+func (h *Webhooks) answer(method, path, headers string, body io.Reader) *httptest.ResponseRecorder {
+	w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/webhook/"+path, body)
+	setHeaders(r, headers)
+	h.ServeHTTP(w, r)
+	return w
 }
 
 // A delivery that finds no room, for its body or for what that becomes, gets 503: senders
@@ -254,10 +254,8 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 		used := h.memory.open(row.principal).counter
 		full := used.perKey - row.left
 		used.reserve(row.principal, full)
-		w := httptest.NewRecorder()
-		r := httptest.NewRequest("POST", "/webhook/m/handleIt", strings.NewReader(body))
-		setHeaders(r, row.header+"\nX-Hub-Signature-256: "+gitHubSignature("k", body))
-		h.ServeHTTP(w, r)
+		headers := row.header + "\n" + signed("github", "k", body, time.Now())[0]
+		w := h.answer("POST", "m/handleIt", headers, strings.NewReader(body))
 		check(t, row.name+": status", w.Code, 503)
 		check(t, row.name+": Retry-After", w.Header().Get("Retry-After"), "5")
 		check(t, row.name+": bytes in the end", used.count(row.principal), full)
@@ -272,7 +270,6 @@ func TestWebhookAnswerNeedsRoom(t *testing.T) {
 			method.IsHook = true
 		}
 		h := webhooksOf(b.server.modules)
-		h.timeout = time.Minute
 		used := h.memory.open(senders).counter
 		const size = 5000
 		for room, want := range map[int64]int{
@@ -281,11 +278,8 @@ func TestWebhookAnswerNeedsRoom(t *testing.T) {
 		} {
 			full := used.perKey - room
 			used.reserve(senders, full)
-			w := httptest.NewRecorder()
 			body := `{"seconds":1,"echo":"` + strings.Repeat("x", size) + `"}`
-			r := httptest.NewRequest("POST", "/webhook/m/wait", strings.NewReader(body))
-			setHeaders(r, shown)
-			h.ServeHTTP(w, r)
+			w := h.answer("POST", "m/wait", shown, strings.NewReader(body))
 			check(t, fmt.Sprint("room for ", room, " bytes: status"), w.Code, want)
 			used.release(senders, full)
 		}
@@ -299,13 +293,7 @@ func TestStrangersCauseNothing(t *testing.T) {
 	r.registryConfig = registryConfig{Log: quiet, Watch: true}
 	r.ctx = t.Context()
 	h := webhooksOf(r)
-	deliver := func(method, header string) int {
-		w := httptest.NewRecorder()
-		req := httptest.NewRequest(method, "/webhook/m/x", nil)
-		setHeaders(req, header)
-		h.ServeHTTP(w, req)
-		return w.Code
-	}
+	deliver := func(method, header string) int { return h.answer(method, "m/x", header, nil).Code }
 	check(t, "status without the secret", deliver("POST", "X-Hub-Signature-256: 00"), 401)
 	check(t, "it causes no scan", r.scanned.IsZero(), true)
 	check(t, "status with the secret", deliver("POST", shown), 404)

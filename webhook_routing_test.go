@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"strings"
@@ -31,7 +30,7 @@ func TestWebhookHasOnePath(t *testing.T) {
 		fakeTool{Name: "handleQuery", Doc: "@webhook a?b"},
 		fakeTool{Name: "handleCode", Doc: "@webhook caf\u00e9"},
 		fakeTool{Name: "handle$(X)"},
-		fakeTool{Name: "quiet", Doc: "Is none.", Schema: json.RawMessage(quiet)},
+		fakeTool{Name: "quiet", Doc: "Is none.", Schema: quiet},
 	)
 	writeShared(t, dir+"/deep", "conf",
 		fakeTools(t, fakeTool{Name: "handleX"},
@@ -82,7 +81,7 @@ func TestWebhookHasOnePath(t *testing.T) {
 	a := c.call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`)
 	check(t, "the arguments of an MCP client", string(field(a.result(), "structuredContent")),
 		`{"x":[9007199254740993]}`)
-	checkContains(t, "usher modules", modulesOf(t, dir, nil),
+	checkContains(t, "usher modules", modulesOf(t, dir),
 		"/webhook/host/handlePush -H ", "/webhook/inbox ",
 		"/webhook/a/b/c/d.e~f_g-h/1 ",
 		"/webhook/shell/path ", `handleBad: @webhook "with space"`,
@@ -127,7 +126,7 @@ func TestWebhookPathsAreUnique(t *testing.T) {
 		})
 	}
 	const note = ": its webhook is not served, as several webhooks have the path "
-	checkContains(t, "usher modules", modulesOf(t, dir, nil), "note: a"+note+
+	checkContains(t, "usher modules", modulesOf(t, dir), "note: a"+note+
 		"same/path: one_a, two_b",
 		"note: b"+note, "note: d"+note, "note: handleE"+note, "/webhook/p-deploy/handleX ",
 		"/webhook/q-deploy/handleX ")
@@ -178,7 +177,7 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	const named = `{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}`
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: json.RawMessage(named)},
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: named},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET_SIGNING_SECRET"},
 		fakeTool{Name: "a", Doc: "@webhook twice"}, fakeTool{Name: "b", Doc: "@webhook twice"},
 		fakeTool{Name: "handleRuns", Does: "runs"})

@@ -153,6 +153,16 @@ def open_ended(**kwargs):
     yield
 
 
+# A remark.
+# @webhook a/b
+#@readonly
+@(lambda f: f)
+def tagged_above(**fields):
+    '''Takes it.
+
+    All of it.'''
+
+
 @functools.lru_cache()
 def decorated(n: int) -> int:
     """Is wrapped."""
