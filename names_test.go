@@ -108,6 +108,11 @@ func TestSharedNamesAreNobodys(t *testing.T) {
 	check(t, "d_x or f_x is a tool", view.Lookup("tools", "d_x") != nil ||
 		view.Lookup("tools", "f_x") != nil, false)
 	check(t, "d_x is listed", slices.Contains(viewNames(view), "d_x"), false)
+	// Nor can one of the two, if the other has nothing of the name.
+	view = viewOf(t, scopeAll(), both[0], "/w/q/d.usher:d y")
+	check(t, "d_x is a tool of one", view.Lookup("tools", "d_x") != nil, false)
+	hook, claimants := view.Hook("d/handleX")
+	check(t, "d/handleX is a webhook of one", hook != nil || len(claimants) != 1, false)
 }
 
 // Names contain no folder above the scope.

@@ -106,6 +106,46 @@ func TestProcessesAreBounded(t *testing.T) {
 	})
 }
 
+// An idle process of the same principal makes room, even if another's has been idle for longer.
+func TestOwnProcessMakesRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := mutePool(t, true)
+		var procs []*process
+		enter := func(name string) {
+			caller := Caller{Session: "s", Principal: principal(name), Member: aMember()}
+			c, err := p.enter(t.Context(), caller)
+			must(t, err)
+			procs = append(procs, c)
+		}
+		for i := range maxProcs {
+			enter(fmt.Sprint(i % 5))
+		}
+		p.leave(procs[0])
+		pass(time.Second)
+		p.leave(procs[1])
+		enter("1")
+		check(t, "the oldest idle process", procs[0].state, processRunning)
+		check(t, "the principal's own", procs[1].state, processEnding)
+		p.close()
+	})
+}
+
+// A call that comes between the crash of a process and its end goes to another process.
+func TestCrashedProcessGetsNoCall(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := mutePool(t, false)
+		first, err := p.enter(t.Context(), Caller{})
+		must(t, err)
+		first.worker.cancel()
+		second, err := p.enter(t.Context(), Caller{})
+		must(t, err)
+		check(t, "it is the same process", first == second, false)
+		p.close()
+	})
+}
+
 // Each session has a process of its own, which ends with it, and whose crash no other
 // session notices.
 func TestProcessPerSession(t *testing.T) {
@@ -416,6 +456,12 @@ func TestCrowdedProcessIsReplaced(t *testing.T) {
 			check(t, "the first one lives", m.workers[0].alive(), false)
 		})
 	}
+	runSynced(t, "without another call", func(t *testing.T) {
+		m := newEndlessModule(t, timeout)
+		m.cancelled("spin", maxCancelled)
+		m.pool.reap(time.Now(), 0)
+		check(t, "the process lives", m.workers[0].alive(), false)
+	})
 	runSynced(t, "beside another call", func(t *testing.T) {
 		m := newEndlessModule(t, timeout)
 		other := m.begin(t.Context(), "other")
