@@ -99,3 +99,9 @@ func checkPrivate(string, bool) error { return nil }
 
 // openFilesLimit returns how many files this process may have open: Windows has no limit.
 func openFilesLimit() int { return 1 << 20 }
+
+// isConsole reports whether a file is a terminal. (For os.SameFile, a console is the file NUL.)
+func isConsole(f *os.File) bool {
+	var mode uint32
+	return syscall.GetConsoleMode(syscall.Handle(f.Fd()), &mode) == nil
+}

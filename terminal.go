@@ -179,12 +179,7 @@ func writeText(w io.Writer, name string, v any) {
 // isTerminal reports whether a writer is a terminal.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	null, _ := os.Stat(os.DevNull) // /dev/null is a character device too
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && !os.SameFile(info, null)
+	return ok && isConsole(f)
 }
 
 // newRecordLog returns a log that calls handle with each record, as strings by key.
