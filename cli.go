@@ -359,7 +359,8 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 		}
 		arguments, err := jsonObject(raw)
 		if err != nil {
-			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
+			return usageErrorf(`JSON: want an object of parameters, such as '{"name":"Ada"}', ` +
+				"or - to read it from stdin")
 		}
 		var names []string // of all modules
 		config := registryConfig{

@@ -370,10 +370,13 @@ func startError(err error) error {
 	return err
 }
 
+const nodeHint = ": install Node.js, 20.19 or newer; TypeScript needs 22.18"
+
 // installHints say what to do if a program that many modules need is missing.
 var installHints = map[string]string{
-	"python": ": install Python 3.9 or newer, or make a .venv beside the module",
-	"node":   ": install Node.js, 20.19 or newer; TypeScript needs 22.18",
+	"python": ": install Python 3.9 or newer; a .usher.py file also uses a .venv beside it",
+	"node":   nodeHint,
+	"npx":    nodeHint,
 }
 
 // variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a

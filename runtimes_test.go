@@ -120,7 +120,7 @@ func TestConfigErrorNamesTheLine(t *testing.T) {
 func TestMissingProgramIsExplained(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	const missing = ": executable file not found in $PATH"
-	const python = ": install Python 3.9 or newer, or make a .venv beside the module"
+	const python = ": install Python 3.9 or newer; a .usher.py file also uses a .venv beside it"
 	for program, want := range map[string]string{
 		"python3":           `command "python3"` + missing + python,
 		"npx -y @scope/foo": `command "npx": "command" is only the program: the rest belongs in "args"`,

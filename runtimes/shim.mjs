@@ -385,8 +385,8 @@ function reportFiles() {
 // load runs the file and returns its methods by name.
 async function load() {
   const { require_module: recent, typescript } = process.features
-  if (!recent) refuse('JavaScript needs Node.js 20.19 or newer, or 22.12')
   if (base.endsWith('ts') && !typescript) refuse('TypeScript needs Node.js 22.18 or newer')
+  if (!recent) refuse('JavaScript needs Node.js 20.19 or newer, or 22.12')
   watchFiles()
   return findMethods(await import(pathToFileURL(file).href))
 }
