@@ -131,6 +131,28 @@ func TestOwnProcessMakesRoom(t *testing.T) {
 	})
 }
 
+// A process whose session ends while it starts ends, too.
+func TestUnwantedStartEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := mutePool(t, true)
+		member, end := context.WithCancel(t.Context())
+		start := p.start
+		p.start = func(owner *Caller) (*Worker, error) {
+			<-member.Done()
+			synctest.Wait() // the pool has noticed
+			return start(owner)
+		}
+		c, err := p.pick(Caller{Session: "s", Principal: principal("a claim"), Member: member})
+		must(t, err)
+		p.leave(c)
+		end()
+		<-c.ready
+		synctest.Wait()
+		check(t, "it lives", c.worker.alive(), false)
+	})
+}
+
 // A call that comes between the crash of a process and its end goes to another process.
 func TestCrashedProcessGetsNoCall(t *testing.T) {
 	t.Parallel()

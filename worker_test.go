@@ -185,6 +185,49 @@ func TestEachCallHasAProgressToken(t *testing.T) {
 	checkContains(t, "the request", w.snapshot().input, `"_meta":{"progressToken":1}`)
 }
 
+// What ends a process first is what its calls fail with.
+func TestFirstEndCounts(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		end  func(w *Worker)
+		want string
+	}{
+		"a stop before the drain": {
+			func(w *Worker) {
+				w.stop("was stopped")
+				w.drain()
+			},
+			"was stopped",
+		},
+		"a crash before the stop": {
+			func(w *Worker) {
+				w.cancel()
+				w.stop("was stopped")
+			},
+			"crashed (exit status 7)",
+		},
+	} {
+		w := testWorker("a", nil)
+		w.update(func(s *workerState) { s.advance(workerReady) })
+		tt.end(w)
+		w.finish("exit status 7")
+		checkContains(t, name, w.snapshot().failure.Error(), tt.want)
+	}
+}
+
+// A draining process takes no call, and ends with its last one.
+func TestDrainingProcessTakesNoCall(t *testing.T) {
+	t.Parallel()
+	w := testWorker("a", nil)
+	last := w.newCall(Caller{Session: "s"})
+	must(t, w.startCall(last, "tools/call", nil))
+	w.drain()
+	check(t, "a new call", w.startCall(w.newCall(Caller{Session: "s"}), "tools/call", nil), errNotSent)
+	check(t, "it lives", w.alive(), true)
+	w.answer(&Message{ID: json.RawMessage(last.id), Result: noResult})
+	check(t, "it lives after its last call", w.alive(), false)
+}
+
 // A list change before the handshake and a second request under one id do not count.
 func TestModuleSaysTooMuch(t *testing.T) {
 	t.Parallel()
