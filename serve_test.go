@@ -83,6 +83,8 @@ func TestServeRefuses(t *testing.T) {
 		says       string
 	}{
 		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open"},
+		{"another host", "-allow-host usher.example", secret("x"), 2, "-open"},
+		{"another public URL", "-public-url https://usher.example", secret("x"), 2, "-open"},
 		{"a secret with white space", "", secret("x\n"), 2, "white space"},
 		{"no port", "-addr localhost", nil, 2, "HOST:PORT"},
 		{"a port that is taken", "-addr " + busy.address(), nil, 1, "choose another address with -addr"},
