@@ -409,6 +409,8 @@ func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []
 	}
 	if err == nil {
 		req.Body = http.NoBody // nothing is left to skip
+		// net/http lifts the deadline at the end of a body, but there may be none.
+		r.control.SetReadDeadline(time.Time{})
 		markAdmitted(req)
 		return body, nil
 	}
@@ -428,8 +430,7 @@ func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []
 }
 
 // readAll reads a body until its end or its deadline, or until it is dropped. The deadline is
-// that of the server, and an earlier one for unauthenticated senders. net/http lifts it when the
-// body ends.
+// that of the server, and an earlier one for unauthenticated senders.
 func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 	m := r.memory
 	if r.isUnknown() {

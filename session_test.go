@@ -295,3 +295,25 @@ func FuzzSessionID(f *testing.F) {
 		}
 	})
 }
+
+// The stream of a session whose claim has ended stays open.
+func TestEndedSessionKeepsItsStream(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		claim := newClaimFor(t, b.base, "/w")
+		c := b.open(protocols[0])
+		c.Header.Set(claimHeader, claim.Code.Reveal())
+		c.ask("ping", "")
+		revoke(t, b.base, claim.Code)
+		pass(2 * watchInterval)
+		x := b.begin(c.getRequest())
+		pass(2 * unknownBodyTimeout)
+		select {
+		case <-x.done:
+			t.Error("the stream has ended")
+		default:
+			x.hangUp()
+			<-x.done
+		}
+	})
+}
