@@ -253,6 +253,7 @@ func (c *suspendedCall) suspend() object {
 	c.state = statePrefix + rand.Text()
 	c.all.calls[c.state] = c
 	c.current = nil
+	c.token = nil // it would keep the whole body
 	return object{
 		{"resultType", quote(resultInput)},
 		{"inputRequests", requests.encode()},
@@ -275,7 +276,7 @@ func (k *suspendedCalls) resume(r *request) *suspendedCall {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.calls[state] != c { // another request has continued it
+	if k.calls[state] != c { // it has ended, or another request has continued it
 		return nil
 	}
 	delete(k.calls, c.state)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -338,4 +339,31 @@ func TestAsksOfACallAreBounded(t *testing.T) {
 	_, got, text := askGot(c.call("a_ask", flood))
 	check(t, "answers", len(got), len(flood.Asks))
 	checkContains(t, "the answers", text, "flood")
+}
+
+// Progress carries the token of the request in progress. A suspended call keeps no request.
+func TestProgressHasTheCurrentToken(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		params := func(token string) string {
+			return `{"name":"m_wait","arguments":{"seconds":60},` +
+				strings.TrimSuffix(withForms, "}") + `,"progressToken":"` + token + `"}}`
+		}
+		first := b.begin(b.modernPOST("1", "tools/call", params("one")))
+		synctest.Wait()
+		b.asks("word")
+		<-first.done
+		_, text := first.got()
+		_, state, _ := strings.Cut(text, `"requestState":"`)
+		state, _, _ = strings.Cut(state, `"`)
+		suspended := b.server.suspended.calls[state]
+		check(t, "the token of the suspended call", string(suspended.token), "")
+		second := b.begin(b.modernPOST("2", "tools/call", goOn(params("two"), state, sayYes)))
+		synctest.Wait()
+		b.progress("half")
+		_, text = second.got()
+		checkContains(t, "the second request", text, `"progressToken":"two"`)
+		second.hangUp()
+		<-second.done
+	})
 }
