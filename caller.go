@@ -6,7 +6,7 @@
 // request need not say which call it belongs to. A request that names its call, as those of
 // usher's shims do, is for that call's client. In a process of one session, all requests are
 // for the session. In a process for the callers of one principal without sessions, a
-// request is for the only call in flight, unless a call has been cancelled. Other requests
+// request is for the only call in flight, unless a call was ever cancelled. Other requests
 // are refused.
 
 package main
@@ -26,7 +26,8 @@ type Caller struct {
 	Session   string
 	Principal *Principal // by which limits are counted; nil for usher itself
 	// Member ends when the caller no longer belongs to the principal: the claim has ended, or
-	// the session has ended or got another claim. nil if that never happens. All requests of a
+	// the session has ended, got another principal or was forgotten. nil for callers that are no
+	// clients. All requests of a
 	// session have the same Member, and so have all callers of a principal without a session.
 	// Callers with the same Member share one process of a hosted server. When Member ends, the
 	// process answers its calls and ends.
@@ -104,7 +105,7 @@ func (w *Worker) recipient(s *workerState, params object) (Caller, *call, error)
 	case len(calls) == 1:
 		return calls[0].caller, calls[0], nil
 	}
-	return calls[0].caller, nil, nil // of the same session as the others
+	return calls[0].caller, nil, nil // of the same session as the others, or a delivery, which can't be asked
 }
 
 // handleRequest answers a request of the module, or starts to ask a client for the
@@ -112,7 +113,7 @@ func (w *Worker) recipient(s *workerState, params object) (Caller, *call, error)
 // the call.
 func (w *Worker) handleRequest(msg *Message) {
 	if msg.Method == "ping" {
-		w.reply(msg.ID, object{}, nil)
+		w.reply(nil, msg.ID, object{}, nil)
 		return
 	}
 	var a *clientRequest
@@ -120,7 +121,7 @@ func (w *Worker) handleRequest(msg *Message) {
 	w.update(func(s *workerState) { a, err = w.newAsk(s, msg) })
 	if err != nil {
 		w.log.Info("a request of the module to a client was refused", "method", msg.Method, "err", err)
-		w.reply(msg.ID, nil, err)
+		w.reply(nil, msg.ID, nil, err)
 		return
 	}
 	w.running.Go(func() { w.ask(a) })
@@ -158,7 +159,7 @@ func (w *Worker) ask(a *clientRequest) {
 	}
 	w.asking.release(a.caller.Principal, 1)
 	if !a.withdrawn.Load() {
-		w.reply(a.ID, result, err) // first: without open requests, the process may end
+		w.reply(a.caller.Principal, a.ID, result, err) // first: without open requests, the process may end
 	}
 	w.update(func(s *workerState) {
 		delete(s.asks, string(a.ID))

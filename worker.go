@@ -99,7 +99,7 @@ type Worker struct {
 // workerState is everything about a Worker that changes.
 type workerState struct {
 	input  []byte             // lines to be written to the process
-	queued map[*Principal]int // bytes of input, by the principal they are from
+	unsent map[*Principal]int // bytes of input by the principal they are from; nil is usher
 	stderr tail               // and lines of stdout that are not JSON-RPC
 	named  string             // the last line of stderr that names an error; not of a shim, which reports its own
 
@@ -114,8 +114,8 @@ type workerState struct {
 }
 
 // workerPhase is the phase that a process is in. A process may skip phases, but never returns to
-// an earlier one. A crash leads from any of the first three to workerEnded. Worker.ctx ends when
-// workerStopping begins, or shortly before workerEnded after a crash.
+// an earlier one. Worker.ctx ends when workerStopping begins. If the process crashes, closes its
+// stdin or stdout, or the registry closes, ctx ends without that phase, before workerEnded.
 type workerPhase int
 
 const (
@@ -139,7 +139,7 @@ func (w *Worker) update(change func(s *workerState)) {
 	s := &w.state
 	change(s)
 	if s.phase == workerDraining && len(s.calls) == 0 {
-		w.stopLocked("was stopped")
+		w.stopLocked(s, "was stopped")
 	}
 	if s.phase == workerEnded {
 		s.answerAll(nil)
@@ -175,7 +175,7 @@ func newWorker(ctx context.Context, config workerConfig) *Worker {
 		done:         make(chan struct{}),
 		asking:       counter[*Principal]{perKey: maxAsks},
 		state: workerState{
-			queued:    make(map[*Principal]int),
+			unsent:    make(map[*Principal]int),
 			calls:     make(map[string]*call),
 			cancelled: make(map[string]*call),
 			asks:      make(map[string]*clientRequest),
@@ -244,14 +244,14 @@ func (w *Worker) finish(exit string) {
 // stop begins to end the process, unless it is ending anyway, and returns at once; done is closed
 // when it has ended. The calls in flight fail with the reason.
 func (w *Worker) stop(reason string) {
-	w.update(func(*workerState) { w.stopLocked(reason) })
+	w.update(func(s *workerState) { w.stopLocked(s, reason) })
 }
 
 // stopLocked does the work of stop. The caller holds w.mu.
-func (w *Worker) stopLocked(reason string) {
+func (w *Worker) stopLocked(s *workerState, reason string) {
 	if w.alive() {
-		w.state.advance(workerStopping)
-		w.state.reason = reason
+		s.advance(workerStopping)
+		s.reason = reason
 		w.cancel()
 	}
 }
@@ -278,13 +278,14 @@ func (w *Worker) capability(name string) json.RawMessage {
 	return w.info.object("capabilities").get(name)
 }
 
-// alive reports whether calls can still be made.
+// alive reports whether the process has not been ended, and has not ended. A draining process is alive.
 func (w *Worker) alive() bool { return w.ctx.Err() == nil }
 
 // writeStdin writes the queued input, as much as possible in one system call, until the
-// process must end and the queue is empty. (The queue may still contain a cancellation.)
+// process must end and the queue is empty. (The queue may still contain a cancellation.) If a write
+// fails, writeStdin ends the process, and its callers see a crash.
 func (w *Worker) writeStdin(stdin io.WriteCloser) {
-	defer w.cancel() // a process that has closed its stdin is of no use
+	defer w.cancel()
 	defer catch(w.log, nil)
 	defer stdin.Close()
 	for {
@@ -297,7 +298,7 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 		w.update(func(s *workerState) {
 			input = s.input
 			s.input = nil
-			clear(s.queued)
+			clear(s.unsent)
 		})
 		if len(input) == 0 && !w.alive() {
 			return
@@ -311,8 +312,8 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 // namedError matches a line that names an error, after which some languages print a long stack.
 var namedError = regexp.MustCompile(`^([\w.]*(Error|Exception)\b.*|panic): .*[^[{]$`)
 
-// remember keeps a line of stderr, which may explain why the process did not start, and logs it if
-// the process has started. Else shakeHands does, or the error contains it.
+// remember keeps a line of stderr, which may explain why the process did not start. It logs the line
+// unless usher still shakes hands with the process: then shakeHands does, or the error contains it.
 func (w *Worker) remember(line string) {
 	started := false
 	w.update(func(s *workerState) {
@@ -414,19 +415,19 @@ func (w *Worker) enqueue(s *workerState, from *Principal, msg []byte) error {
 	if !w.alive() {
 		return errNotSent
 	}
-	if n := s.queued[from]; n > 0 && n+len(msg) > maxInput {
+	if n := s.unsent[from]; n > 0 && n+len(msg) > maxInput {
 		return fmt.Errorf("module %q does not read its stdin, or reads slowly: try again", w.module)
 	}
-	s.queued[from] += len(msg)
+	s.unsent[from] += len(msg)
 	s.input = append(append(s.input, msg...), '\n')
 	wake(w.queued)
 	return nil
 }
 
-// send sends a message that is not a request. Only notify and reply call it.
-func (w *Worker) send(msg []byte) {
+// send sends a message from a principal that is not a request. Only notify and reply call it.
+func (w *Worker) send(from *Principal, msg []byte) {
 	var err error
-	w.update(func(s *workerState) { err = w.enqueue(s, nil, msg) })
+	w.update(func(s *workerState) { err = w.enqueue(s, from, msg) })
 	if err != nil && w.alive() {
 		w.log.Warn("a message was dropped", "err", err)
 	}
@@ -434,19 +435,20 @@ func (w *Worker) send(msg []byte) {
 
 // notify sends a notification.
 func (w *Worker) notify(method string, params object) {
-	w.send(encodeRequest(nil, method, params))
+	w.send(nil, encodeRequest(nil, method, params))
 }
 
-// reply answers a request of the module, with err unless that is nil.
-func (w *Worker) reply(id json.RawMessage, result object, err error) {
+// reply answers a request of the module, for the principal that it has asked, with err unless that is
+// nil.
+func (w *Worker) reply(from *Principal, id json.RawMessage, result object, err error) {
 	if err != nil {
-		w.send(encodeError(id, err))
+		w.send(from, encodeError(id, err))
 		return
 	}
-	w.send(encodeResult(id, result))
+	w.send(from, encodeResult(id, result))
 }
 
-// startCall sends the request of a call. No other function writes a request to the process.
+// startCall queues the request of a call. No other function writes a request to the process.
 // It returns errNotSent if the process is draining, else the error of enqueue.
 func (w *Worker) startCall(c *call, method string, params object) (err error) {
 	msg := encodeRequest(json.RawMessage(c.id), method, w.adapt(c, params))
@@ -603,7 +605,7 @@ func (w *Worker) onSilence(c *call) {
 // confirmCancelled records that a shim has confirmed the cancellation of a call.
 func (w *Worker) confirmCancelled(id json.RawMessage) {
 	w.update(func(s *workerState) {
-		if c := s.cancelled[string(id)]; c != nil {
+		if c := s.cancelled[string(id)]; c != nil && w.confirms {
 			c.timer.Stop()
 		}
 	})

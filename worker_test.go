@@ -228,6 +228,25 @@ func TestDrainingProcessTakesNoCall(t *testing.T) {
 	check(t, "it lives after its last call", w.alive(), false)
 }
 
+// A hosted server can't make a cancelled call count for longer.
+func TestServersConfirmNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := testWorker("a", nil)
+		defer w.cancel()
+		running := counter[*Principal]{perKey: 1}
+		c := w.newCall(Caller{Session: "s", Principal: everyone})
+		c.slot = &slot[*Principal]{counter: &running, key: everyone}
+		<-c.slot.grant()
+		must(t, w.startCall(c, "tools/call", nil))
+		w.endCall(c, errCancelled)
+		w.handle(&Message{Method: cancelConfirmed, Params: object{{"requestId", json.RawMessage(c.id)}}})
+		check(t, "running calls at first", running.count(everyone), 1)
+		pass(cancelTimeout + time.Second)
+		check(t, "running calls after cancelTimeout", running.count(everyone), 0)
+	})
+}
+
 // A list change before the handshake and a second request under one id do not count.
 func TestModuleSaysTooMuch(t *testing.T) {
 	t.Parallel()
@@ -282,6 +301,14 @@ func TestModuleThatDoesNotRead(t *testing.T) {
 			synctest.Wait()
 		}
 		calls.Wait()
+		read, stdin := io.Pipe()
+		go w.writeStdin(stdin)
+		go io.Copy(io.Discard, read)
+		synctest.Wait()
+		alice := Caller{Principal: principal("alice")}
+		_, err = w.request(t.Context(), alice, "ping", big, time.Minute, nil)
+		check(t, "a large call once the module has read", err, errTimeout)
+		w.cancel()
 	})
 }
 
