@@ -345,11 +345,11 @@ func errUnreadable(path string, why error) error {
 
 // ClaimStore gives access to the claims of one data folder. All methods are safe for
 // concurrent use, by goroutines and by other processes. Reading creates no files or
-// folders. If claims.json exists but can't be used, methods return an error that matches
-// errClaimsUnreadable.
+// folders, unless a record has expired. If claims.json exists but can't be used, methods
+// return an error that matches errClaimsUnreadable.
 type ClaimStore struct {
 	path   string       // of claims.json
-	log    *slog.Logger // receives a record of each claim that has ended, and of each purge that fails
+	log    *slog.Logger // receives a record of each claim that is gone from the file, and of failed purges
 	token  *writeToken
 	purges sync.WaitGroup // purges in progress
 
@@ -499,7 +499,7 @@ func (s *ClaimStore) Watch(ctx context.Context) {
 }
 
 // refreshLocked reads the file if it has changed, and then ends the principals of the claims
-// that have ended. The caller holds s.mu.
+// that are gone from it. The caller holds s.mu.
 func (s *ClaimStore) refreshLocked() error {
 	info, err := statClaims(s.path)
 	before := s.current

@@ -235,7 +235,7 @@ func buildGoModule(
 	loaded, err = source.build(ctx, g, filepath.Dir(path), temp, binary)
 	if err == nil {
 		loaded.Binary = binary
-		if file.changed() { // perhaps before the go command listed the parts
+		if file.changed() { // perhaps before the parts were listed: build again at the next start
 			loaded.Version = ""
 		}
 		err = os.Chmod(binary, 0o700)

@@ -1,6 +1,6 @@
 // Lists: what a module offers, and what its processes offer. usher reads the lists of a process
 // when it introspects the module, when another process starts, and when a process announces a
-// change. What a process for one Member offers is for the callers of that process only.
+// change or loads another file. What a process for one Member offers is for the callers of that process only.
 
 package main
 
@@ -65,8 +65,8 @@ var listTable = map[string]struct{ method, id string }{
 }
 
 // readManifest asks a process for everything that it offers. If the process
-// can't list its prompts or resources, readManifest adds a problem, and the module is
-// hosted with its tools.
+// answers the request for its prompts or resources with an error, readManifest adds a problem, and the
+// module is hosted with its tools.
 func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -159,10 +159,10 @@ func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error
 
 // ---- Changes
 
-// reading reads the lists of a process, because they may have changed.
+// reading reads the lists of a process, because they may have changed. moduleOwner.mu guards it.
 type reading struct {
-	again bool          // they may have changed since the last attempt began
-	done  chan struct{} // closed at the end of the attempt
+	again bool          // a change was announced since the current attempt began
+	done  chan struct{} // closed at the end of the current attempt; the next one has its own
 }
 
 // listsChanged reports that the lists of w, a process of p, may have changed. They are read soon,
@@ -182,7 +182,7 @@ func (o *moduleOwner) listsChanged(p *pool, w *Worker, isNew bool) {
 
 // read reads the lists of a process, again and again until no change is announced during a reading.
 func (o *moduleOwner) read(p *pool, w *Worker, r *reading, isNew bool) {
-	defer func() { close(r.done) }() // of the last attempt
+	defer func() { close(r.done) }() // not close(r.done): each attempt has a channel of its own
 	defer catch(o.log, nil)
 	for again := true; again; {
 		pauseFor(w.ctx, readInterval) // more changes are likely to follow

@@ -149,7 +149,8 @@ func (r *request) begin(ctx context.Context) error {
 	return nil
 }
 
-// end undoes begin. It also drops the message, because a process keeps the caller of its first call.
+// end undoes begin. It also drops the message: a process keeps its first caller, whose functions keep
+// the request.
 func (r *request) end() {
 	r.session.calls.Delete(string(r.id))
 	r.counter().release(r.principal, 1)
@@ -250,7 +251,7 @@ func (r *request) view() (*View, error) {
 	return r.server.modules.View(scope, r.member), err
 }
 
-// readyView returns the view, as view does, after Registry.WaitStart.
+// readyView waits as Registry.WaitStart does, and then returns the result of view.
 func (r *request) readyView() (*View, error) {
 	scope, _ := r.principal.scope() // reaches nothing if there is an error
 	r.server.modules.WaitStart(r.ctx, scope)

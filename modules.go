@@ -65,7 +65,7 @@ type Registry struct {
 	registryConfig
 	groups  *groups
 	catalog atomic.Pointer[Catalog]
-	started time.Time
+	started time.Time // after the first scan
 
 	ctx           context.Context // ends with the registry
 	cancel        context.CancelFunc
@@ -91,7 +91,6 @@ func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
 		groups:         newGroups(c.Log),
-		started:        time.Now(),
 		introspecting:  counter[Kind]{perKey: maxIntrospections, total: maxIntrospections},
 		building:       counter[Kind]{perKey: int64(max(1, runtime.NumCPU()/2))},
 		modules:        make(map[string]*moduleOwner),
@@ -100,6 +99,7 @@ func newRegistry(c registryConfig) *Registry {
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.update(scanFolders(r.Roots, r.Served...))
 	r.publish()
+	r.started = time.Now() // not before the scan, which may take long
 	if r.Watch {
 		r.running.Go(r.watch)
 	}

@@ -123,8 +123,8 @@ func TestEditReloadsOneModule(t *testing.T) {
 		`"module removed" module=other kind=executable file=other.usher`)
 }
 
-// An edit ends what it replaces: an introspection, which then is no failure of the new version, or a
-// process.
+// An edit ends the introspection or the process of the version before. The end of an introspection
+// does not count as a failure of the new version.
 func TestEditEndsWhatItReplaces(t *testing.T) {
 	long(t)
 	need(t, "sh")
@@ -146,6 +146,27 @@ func TestEditEndsWhatItReplaces(t *testing.T) {
 		must(t, err)
 	}
 	checkOmits(t, "the log", d.Log.String(), "module failed")
+}
+
+// A call of an unknown tool also waits for the reading that follows the one in progress.
+func TestUnknownToolWaitsForTheNextReading(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		first, second := make(chan struct{}), make(chan struct{})
+		r := &reading{done: first}
+		o := &moduleOwner{readings: map[*Worker]*reading{nil: r}}
+		waited := make(chan error, 1)
+		go func() { waited <- o.waitRead(t.Context()) }()
+		synctest.Wait()
+		o.mu.Lock()
+		r.done = second
+		o.mu.Unlock()
+		close(first)
+		synctest.Wait()
+		check(t, "it has ended after the first reading", len(waited), 0)
+		close(second)
+		must(t, <-waited)
+	})
 }
 
 // A module whose lists change all the time holds up no call of an unknown tool.

@@ -29,8 +29,8 @@ const (
 
 // Why a pool makes no call.
 var (
-	// errRetired reports that a newer version of the module replaced it before the call
-	// was made: look the module up again.
+	// errRetired reports that this version of the module takes no more calls, because a newer one
+	// replaced it or it can't run any longer. The call was not made: look the module up again.
 	errRetired = errors.New("the module was reloaded")
 	// errUnapproved reports that the module's content needs an approval and has none.
 	errUnapproved = errors.New("not approved: read it, then run usher approve")
@@ -61,13 +61,15 @@ type pool struct {
 // process is one process of a module, from before its start. The pool's mu guards its
 // fields; worker and err are constant once ready is closed.
 type process struct {
-	caller  Caller // the first caller, whose principal the process counts for; zero if it is shared
+	// caller is the first caller, whose principal the process counts for; without Notify and Ask if it
+	// has no session. Zero if the process is shared.
+	caller  Caller
 	state   processState
 	ready   chan struct{} // closed when worker or err is set
 	worker  *Worker
 	err     error // why it could not be started
 	active  int   // calls under way
-	kept    bool  // it is not stopped for being idle
+	kept    bool  // reap does not stop it for being idle, but makeRoom does
 	lastUse time.Time
 }
 
@@ -78,7 +80,7 @@ type processState int
 
 const (
 	processWaiting processState = iota // for room; it accepts calls, which wait for it
-	processRunning                     // started or about to; it accepts calls
+	processRunning                     // it has been or is being started; it accepts calls
 	processEnding                      // it accepts no calls, and ends after those under way
 )
 
@@ -152,8 +154,8 @@ func (p *pool) logSlow(caller Caller, method string, params object) {
 	p.log.Warn("a call is still running", "request", method, "method", clipText(name, maxLogged), attr)
 }
 
-// keep makes a process live as long as its session, which gets the module's reports of changes.
-// It reports whether the process can report changes to one session.
+// keep makes a process live as long as its session, which gets the module's reports of changes, unless
+// another process needs its room. It reports whether the process can report changes to one session.
 func (p *pool) keep(c *process) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -174,8 +176,8 @@ func lastCheck(caller Caller) error {
 
 // introspect reads the module's lists. If all callers share a process, introspect starts it and
 // leaves it to their calls; otherwise, introspect starts a process of its own, which then ends. It
-// waits for the start as long as that takes, and then a moment longer, because some servers
-// register the rest of their tools only once they know their client.
+// waits for the start as long as that takes, and then a moment longer if the lists may change, because
+// some servers register the rest of their tools only once they know their client.
 func (p *pool) introspect() (*manifest, error) {
 	member, end := context.WithCancel(p.ctx)
 	defer end()
@@ -194,8 +196,8 @@ func (p *pool) introspect() (*manifest, error) {
 	return readManifest(p.ctx, c.worker)
 }
 
-// enter returns the process for a caller, and starts it if there is none. The process is
-// not stopped before leave.
+// enter returns the process for a caller, and starts it if there is none. Until leave, the process is
+// not stopped for being idle.
 func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 	c, err := p.pick(caller)
 	if err != nil {
@@ -240,7 +242,7 @@ func (p *pool) pick(caller Caller) (*process, error) {
 		if wait := time.Until(p.crashed[caller.Member]); wait > 0 {
 			return nil, fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, wait.Seconds())
 		}
-		if caller.Sessionless { // it is reached only in its calls, so the process must not keep one
+		if caller.Sessionless { // its functions are only for its own call, and would keep the call
 			caller.Notify = nil
 			caller.Ask = nil
 		}
@@ -295,8 +297,8 @@ func (p *pool) startWaiting() {
 	}
 }
 
-// needsNoRoom reports whether the process is for usher itself or for all callers. There is at most
-// one of these, beside one that is ending.
+// needsNoRoom reports whether the process is for usher itself or for all callers. There are hardly ever
+// more than one of these, beside one that is ending.
 func (c *process) needsNoRoom() bool { return c.caller.Session == "" }
 
 // makeRoom makes the process end that has been idle longest, if possible one of the

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -126,6 +127,10 @@ func TestGuardEndsGroups(t *testing.T) {
 	checkOmits(t, "its environment", readFile(t, "/proc/"+id+"/environ"), "hidden")
 	_, err := g.start(exec.Command("sleep", "600"))
 	must(t, err)
+	ignoresTERM := regexp.MustCompile(`(?m)^SigIgn:.*[4-7c-f]...$`) // bit 14
+	await(t, "the guard to ignore TERM", func() bool {
+		return ignoresTERM.MatchString(readFile(t, "/proc/"+id+"/status"))
+	})
 	pid, _ := strconv.Atoi(id)
 	guard, err := os.FindProcess(pid)
 	must(t, err)
@@ -151,19 +156,19 @@ func TestGuardForgetsGroups(t *testing.T) {
 	check(t, "what the guard reads", string(lines), fmt.Sprintf("+ %d\n- %[1]d\n", c.group))
 }
 
-// No process starts after the end of all.
+// After Close, no process starts.
 func TestNoProcessStartsAfterClose(t *testing.T) {
 	t.Parallel()
 	g := newGroups(quiet)
 	g.Close()
-	_, err := g.start(exec.Command(testBinary(t)))
+	_, err := g.start(exec.Command(testBinary(t), "-test.run=^$"))
 	checkContains(t, "the error", fmt.Sprint(err), "usher is stopping")
 }
 
 // A process that closes its stdin and goes on is ended.
 func TestProcessWithoutStdinEnds(t *testing.T) {
 	t.Parallel()
-	need(t, "sh")
+	needUnix(t)
 	g := newGroups(quiet)
 	defer g.Close()
 	w := testWorker("m", nil)

@@ -26,6 +26,9 @@ func TestTagsBecomeSchemas(t *testing.T) {
 		{"annotations", "go", `Adds.\n@readonly\n@idempotent`, object,
 			`{"description":"Adds.","inputSchema":{"type":"object","properties":{}},` +
 				`"annotations":{"readOnlyHint":true,"idempotentHint":true}}`},
+		{"tags above and below an empty line", "python", `Adds.\n@webhook a/b\n\n@readonly`, object,
+			`{"description":"Adds.","inputSchema":{"type":"object","properties":{}},` +
+				`"annotations":{"readOnlyHint":true}}`},
 		{"annotations are text to a server", "server", `Adds.\n@readonly`, object,
 			text(`Adds.\n@readonly`)},
 		{"a webhook of a program written for usher", "server", `Adds.\n@webhook a/b`,

@@ -41,8 +41,7 @@ func scopeDir(dir string) Scope { return Scope{dir: dir} }
 
 // Contains reports whether source, an absolute path with its symlinks resolved, is the
 // scope's directory or below it. It compares path components: "/w/proj" contains
-// "/w/proj/a" but not "/w/projX". A module without a resolvable source ("") is in no
-// directory.
+// "/w/proj/a" but not "/w/projX".
 func (s Scope) Contains(source string) bool {
 	if s.all || s.dir == "" {
 		return s.all
@@ -59,14 +58,14 @@ type accessFacts struct {
 	scoped     bool       // the session has a claim
 	own        *Principal // of that claim; nil if it is not active
 	presents   bool       // the request presents a code, valid or not
-	presented  *Principal // of the claim with that code; nil if the code is not valid
+	presented  *Principal // of the claim with that code; nil if the code is not valid or got no turn
 	unreadable error      // why own or presented is unknown: the claims can't be read; else nil
 	require    bool       // the daemon requires a claim
 }
 
 // decide returns the principal of a request, by the table in SECURITY.md ("Who sees what"). No
 // row widens a session's access because something failed. err refuses the request. badCode refuses
-// it unless it is an initialize, which may begin a session of the principal.
+// it unless it begins a session, which is then one of the principal.
 func decide(f accessFacts) (p *Principal, badCode, err error) {
 	switch {
 	case f.unreadable != nil:
@@ -143,7 +142,8 @@ type admission struct {
 	// principal. Streams end with it.
 	member context.Context
 	// badCode is set if the request names no session and presents an invalid code. The
-	// request may begin a session without a claim; otherwise this error is its answer.
+	// request may begin a session without a claim, by initialize or the GET of HTTP+SSE; otherwise
+	// this error is its answer.
 	badCode error
 }
 

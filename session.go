@@ -243,7 +243,7 @@ var errUnheard = rpcErrorf(codeInternal, "the client can't be asked: it has no s
 
 // sessionTable contains the sessions that are in use or were used recently, also those that
 // have ended. If a principal has more than maxSessionsOf, the table forgets its least
-// recently used idle sessions. What happened to them since their initialize is lost. Safe for
+// recently used idle session. What happened to it since its initialize is lost. Safe for
 // concurrent use.
 type sessionTable struct {
 	cipher cipher.AEAD
@@ -288,7 +288,7 @@ func (t *sessionTable) find(name string, inURL bool) (*Session, claimID) {
 
 // use makes p the principal of a session, and returns the context that ends when the session
 // no longer belongs to p. If p has a claim, it is the session's from now on. use returns nil
-// if the session has ended, or its claim is no longer of.
+// if the session has ended, its claim is no longer of, or another request has restored it.
 func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

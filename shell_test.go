@@ -71,16 +71,18 @@ func TestShellFunctions(t *testing.T) {
 	await(t, "all processes to end", func() bool { return processes() == "" })
 }
 
-// The call of a function keeps its slot until the function has ended.
+// The call of a function has released its slot when it is answered.
 func TestShellCallReleasesItsSlot(t *testing.T) {
 	t.Parallel()
-	need(t, "sh")
+	needUnix(t)
+	g := newGroups(quiet)
+	defer g.Close()
 	path := t.TempDir() + "/m.usher.sh"
 	write(t, path, "# Does nothing.\nf() { :; }\n")
 	runner := &shellRunner{
 		source: source{Name: "m", Kind: kindShell, Source: path},
 		log:    quiet,
-		groups: newGroups(quiet),
+		groups: g,
 		kept:   t.Context(),
 		check:  func(s source) (source, error) { return s, nil },
 	}

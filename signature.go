@@ -150,7 +150,8 @@ func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error 
 		}
 	}
 	id := cmp.Or(h.Get("Webhook-Id"), h.Get("Svix-Id"))
-	if r.scheme == "standard" && strings.Contains(id, ".") { // it could end inside of another body
+	// Otherwise an id could contain the id, the time and the first bytes of another signed delivery.
+	if r.scheme == "standard" && strings.Contains(id, ".") {
 		return errors.New("the delivery's id contains a dot")
 	}
 	prefix := strings.NewReplacer("ID", id, "TIME", stamp).Replace(r.prefix)

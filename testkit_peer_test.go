@@ -309,13 +309,14 @@ func (p *modulePeer) replyError(ask, err string) {
 	p.send(`{"jsonrpc":"2.0","id":` + ask + `,"error":` + err + `}`)
 }
 
-// canonical returns JSON with its keys sorted, its numbers unchanged and no white space.
+// canonical returns JSON with its keys sorted, its numbers unchanged and no white space. It returns
+// invalid JSON unchanged.
 func canonical[T ~[]byte | ~string](raw T) string {
 	decoder := json.NewDecoder(strings.NewReader(string(raw)))
 	decoder.UseNumber()
 	var v any
-	if err := decoder.Decode(&v); err != nil {
-		return err.Error()
+	if !json.Valid([]byte(raw)) || decoder.Decode(&v) != nil {
+		return string(raw)
 	}
 	return string(marshal(v))
 }

@@ -4,9 +4,9 @@
 // caller's scope, so no handler can forget to check.
 //
 // This file assigns names, looks things up, and passes calls on to the pool of a module.
-// Nothing here depends on claims or sessions.
+// Nothing here depends on the state of claims or sessions.
 //
-// Invariants, all tested by view_test.go and names_test.go:
+// Invariants, all tested by view_test.go, names_test.go and webhook_routing_test.go:
 //   - A view contains nothing of a module outside its scope, and no name in it discloses a
 //     folder above the scope.
 //   - No two tools of a view share a name, no two prompts a name, no two webhooks a path, and

@@ -36,7 +36,7 @@ _usher() {
     list=$(usher modules -cached -json -base "$base" "$dir" 2>/dev/null | sed -n 's/^    "label": "\([A-Za-z0-9_-]*\)",$/\1/p')
     ;;
   *:call:1)
-    [[ ${args[0]} == *[!A-Za-z0-9_-]* ]] && return # no label, but perhaps a program for sed
+    [[ ${args[0]} == *[!A-Za-z0-9_-]* ]] && return # not a label, and sed could run it
     list=$(usher modules -cached -json -base "$base" "$dir" 2>/dev/null |
       sed -n '/^    "label": "'"${args[0]}"'",$/,/^  }/s/^        "method": "\([A-Za-z0-9_.:/-]*\)".*/\1/p')
     ;;

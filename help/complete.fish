@@ -44,7 +44,7 @@ function __usher_words
         case 'call:0:'
             usher modules -cached -json $base $dir 2>/dev/null | string match -rg '^    "label": "([A-Za-z0-9_-]+)",$'
         case 'call:1:*'
-            string match -qr '[^A-Za-z0-9_-]' -- $args[1]; and return # no label, but perhaps a program for sed
+            string match -qr '[^A-Za-z0-9_-]' -- $args[1]; and return # not a label, and sed could run it
             usher modules -cached -json $base $dir 2>/dev/null |
                 sed -n '/^    "label": "'$args[1]'",$/,/^  }/s/^        "method": "\([A-Za-z0-9_.:/-]*\)".*/\1/p'
         case '*'

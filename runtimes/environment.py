@@ -55,7 +55,7 @@ def make(environment, block):
 
 
 os.umask(0o077)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the temporary folder
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exiting removes the temporary folder
 path, folder = sys.argv[1:]
 with open(path, encoding="utf-8") as file:
     blocks = re.findall(r"(?m)^# /// script\n((?:#(?: .*)?\n)+)# ///$", file.read())
