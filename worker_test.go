@@ -301,6 +301,9 @@ func TestModuleThatDoesNotRead(t *testing.T) {
 			synctest.Wait()
 		}
 		calls.Wait()
+		carol := principal("carol")
+		w.reply(carol, json.RawMessage(`"1"`), noResult, nil)
+		check(t, "an answer counts for the principal that was asked", w.snapshot().unsent[carol] > 0, true)
 		read, stdin := io.Pipe()
 		go w.writeStdin(stdin)
 		go io.Copy(io.Discard, read)
