@@ -443,16 +443,16 @@ func TestScopeIndex(t *testing.T) {
 	}
 	rows = append(rows, "HTTP+SSE: another valid code", "claims.json can't be read")
 	checkIndex(t, rows, map[string]string{
-		"new, or none (MCP 2026-07-28): a valid code":                            "TestScopeTable",
-		"new (`initialize`, or the GET of HTTP+SSE): no code, or an invalid one": "TestScopeTable",
-		"unscoped: a valid code":                                                 "TestStreamsEndWithClaim",
-		"unscoped: no valid code":                                                "TestRestartKeepsSessions",
-		"scoped: no valid code":                                                  "TestScopeNeverWidens",
-		"scoped, its claim active or ended: another valid code":                  "TestScopeTable",
-		"scoped, its claim ended: no valid code":                                 "TestEndedSessionStaysEnded",
-		"none (MCP 2026-07-28, or the page): no code":                            "TestScopeTable",
-		"none: an invalid code":                                                  "TestScopeTable",
-		"HTTP+SSE: another valid code":                                           "TestScopeTable",
-		"claims.json can't be read":                                              "TestUnreadableClaims",
+		"new, or none (MCP 2026-07-28): a valid code":                 "TestScopeTable",
+		"new (`initialize`, or HTTP+SSE): no code, or an invalid one": "TestScopeTable",
+		"unscoped: a valid code":                                      "TestStreamsEndWithClaim",
+		"unscoped: no valid code":                                     "TestRestartKeepsSessions",
+		"scoped: no valid code":                                       "TestScopeNeverWidens",
+		"scoped, its claim active or ended: another valid code":       "TestScopeTable",
+		"scoped, its claim ended: no valid code":                      "TestEndedSessionStaysEnded",
+		"none (MCP 2026-07-28, or the page): no code":                 "TestScopeTable",
+		"none: an invalid code":                                       "TestScopeTable",
+		"HTTP+SSE: another valid code":                                "TestScopeTable",
+		"claims.json can't be read":                                   "TestUnreadableClaims",
 	})
 }
