@@ -1,6 +1,5 @@
 // Suspended calls: the states under which clients without sessions continue them, how such calls
-// end, and limits of
-// asking.
+// end, and limits of asking.
 
 package main
 
@@ -10,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -366,4 +366,31 @@ func TestProgressHasTheCurrentToken(t *testing.T) {
 		second.hangUp()
 		<-second.done
 	})
+}
+
+// Of requests that continue a call at the same time, one does.
+func TestStateContinuesOneRequest(t *testing.T) {
+	t.Parallel()
+	params := object{
+		{"requestState", quote("s")},
+		{"arguments", json.RawMessage(`{"x":"` + strings.Repeat("x", 4<<20) + `"}`)},
+	}
+	k := &suspendedCalls{calls: make(map[string]*suspendedCall)}
+	c := &suspendedCall{all: k, state: "s"}
+	c.request.principal = everyone
+	c.request.params = params
+	k.calls["s"] = c
+	var continued atomic.Int64
+	var requests sync.WaitGroup
+	for range 8 {
+		requests.Go(func() {
+			r := &request{params: params}
+			r.principal = everyone
+			if k.resume(r) != nil {
+				continued.Add(1)
+			}
+		})
+	}
+	requests.Wait()
+	check(t, "requests that continue the call", continued.Load(), 1)
 }

@@ -490,3 +490,24 @@ func TestFaultHasNoPath(t *testing.T) {
 		check(t, details, faultLine(details, "m.usher.py:"), want)
 	}
 }
+
+// Processes whose lists differ from the module's cause one introspection a minute.
+func TestOddProcessesCauseFewIntrospections(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := fixedRegistry(newCatalog(nil)) // it has no room for introspections, so they wait
+		p := newPool("a", true, nil)
+		o := &moduleOwner{registry: r, log: quiet, ctx: t.Context(), pool: p}
+		o.latest.Store(&Module{pool: p})
+		for n, want := range []int{1, 1, 2} {
+			w := testWorker("a", &Caller{Session: "s", Member: aMember()})
+			defer w.cancel()
+			o.do(func() { o.offer(p, w, &manifest{About: fmt.Sprint(n)}, true) })
+			synctest.Wait()
+			check(t, fmt.Sprint("introspections after process ", n+1), len(r.introspecting.waiting), want)
+			pass(retryInterval/2 + time.Second)
+		}
+		p.cancel()
+		r.running.Wait()
+	})
+}
