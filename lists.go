@@ -1,6 +1,7 @@
 // Lists: what a module offers, and what its processes offer. usher reads the lists of a process
 // when it introspects the module, when another process starts, and when a process announces a
-// change or loads another file. What a process for one Member offers is for the callers of that process only.
+// change or loads another file. What a process for one Member offers is for the callers of that
+// process only.
 
 package main
 

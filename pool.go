@@ -297,7 +297,7 @@ func (p *pool) startWaiting() {
 	}
 }
 
-// needsNoRoom reports whether the process is for usher itself or for all callers. There are hardly ever
+// needsNoRoom reports whether the process is for usher itself or for all callers. There is hardly ever
 // more than one of these, beside one that is ending.
 func (c *process) needsNoRoom() bool { return c.caller.Session == "" }
 

@@ -1,7 +1,7 @@
 // Processes that usher starts, and their end. Each leads a group of its own. The guard is a
 // small shell process that outlives a killed daemon just long enough to end the groups that
-// the daemon left. This file alone completes and filters the environment of a process. It also runs the
-// shell for the calls of shell modules.
+// the daemon left. This file alone completes and filters the environment of a process. It also
+// runs the shell for the calls of shell modules.
 
 package main
 

@@ -101,7 +101,7 @@ type workerState struct {
 	input  []byte             // lines to be written to the process
 	unsent map[*Principal]int // bytes of input by the principal they are from; nil is usher
 	stderr tail               // and lines of stdout that are not JSON-RPC
-	named  string             // the last line of stderr that names an error; not of a shim, which reports its own
+	named  string             // the last line of stderr that names an error; "" for a shim
 
 	calls     map[string]*call          // whose callers wait for the answers, by id
 	cancelled map[string]*call          // that still count as running, by id
