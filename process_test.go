@@ -49,6 +49,7 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 			await(t, "the build", func() bool {
 				return strings.Count(processes(), "sleep 1000") == 2
 			})
+			c.call("child_x", "") // meanwhile, the daemon tells the guard of the build
 			_, noShell := exec.LookPath("sh")
 			if end == syscall.SIGKILL && noShell == nil { // others wait for the call
 				go c.http.Do(c.asking("tools/call", `{"name":"wait_wait_"}`))
