@@ -145,7 +145,7 @@ func TestEditEndsWhatItReplaces(t *testing.T) {
 		_, err := fmt.Sscan(text, &old)
 		must(t, err)
 	}
-	checkOmits(t, "the log", d.Log.String(), "module failed")
+	checkOmits(t, "the log", d.Log.String(), `"module failed" module=a `)
 }
 
 // A call of an unknown tool also waits for the reading that follows the one in progress.
