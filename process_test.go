@@ -166,7 +166,7 @@ func TestNoProcessStartsAfterClose(t *testing.T) {
 	checkContains(t, "the error", fmt.Sprint(err), "usher is stopping")
 }
 
-// A process that closes its stdin and goes on is ended.
+// usher ends a process that closes its stdin and continues.
 func TestProcessWithoutStdinEnds(t *testing.T) {
 	t.Parallel()
 	needUnix(t)

@@ -361,7 +361,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	err = held.grow(int64(size))
 	r := d.server.newRequest(from, d.out, msg, params)
 	if err == nil {
-		err = r.begin(d.out.ctx) // the request ends with its connection: nobody could get the answer
+		err = r.begin(d.out.ctx) // without the connection, nobody could get the answer
 	}
 	if err != nil {
 		held.end()
