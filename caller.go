@@ -21,9 +21,6 @@ import (
 
 // Caller is the client, or part of usher, that a call is made for.
 type Caller struct {
-	// Session distinguishes callers. A request without a session has a value of its
-	// own. "" is usher itself. Modules never see it.
-	Session   string
 	Principal *Principal // by which limits are counted; nil for usher itself
 	// Member ends when the caller no longer belongs to the principal: the claim has ended, or
 	// the session has ended, got another principal or was forgotten. nil for callers that are no

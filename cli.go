@@ -433,7 +433,7 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 			string(params.get("data")), string(params.get("progress")))
 		a.warnf("%s", sanitize(text))
 	}
-	caller := Caller{Session: "call", Notify: notify}
+	caller := Caller{Principal: everyone, Notify: notify}
 	result, err := tool.Call(ctx, caller, "tools/call", object{
 		{"name", quote(tool.Name)},
 		{"arguments", arguments.encode()},

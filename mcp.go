@@ -116,7 +116,6 @@ func (s *Server) newRequest(from admission, out *outbox, msg *Message, params ob
 		arrived:   time.Now(),
 	}
 	r.caller = Caller{
-		Session:     r.session.ID,
 		Principal:   r.principal,
 		Member:      r.member,
 		Sessionless: r.session.era == stateless,

@@ -500,7 +500,7 @@ func TestOddProcessesCauseFewIntrospections(t *testing.T) {
 		o := &moduleOwner{registry: r, log: quiet, ctx: t.Context(), pool: p}
 		o.latest.Store(&Module{pool: p})
 		for n, want := range []int{1, 1, 2} {
-			w := testWorker("a", &Caller{Session: "s", Member: aMember()})
+			w := testWorker("a", &Caller{Principal: everyone, Member: aMember()})
 			defer w.cancel()
 			o.do(func() { o.offer(p, w, &manifest{About: fmt.Sprint(n)}, true) })
 			synctest.Wait()

@@ -299,7 +299,7 @@ func (p *pool) startWaiting() {
 
 // needsNoRoom reports whether the process is for usher itself or for all callers. There is hardly ever
 // more than one of these, beside one that is ending.
-func (c *process) needsNoRoom() bool { return c.caller.Session == "" }
+func (c *process) needsNoRoom() bool { return c.caller.Principal == nil }
 
 // makeRoom makes the process end that has been idle longest, if possible one of the
 // principal who needs room. It does nothing while another process makes room. The caller

@@ -62,7 +62,6 @@ func TestProcessesAreBounded(t *testing.T) {
 		enter := func(session, name string) {
 			go func() {
 				caller := Caller{
-					Session:   session,
 					Principal: principal(name),
 					Member:    aMember(),
 				}
@@ -81,7 +80,7 @@ func TestProcessesAreBounded(t *testing.T) {
 		}
 		for i := range maxProcsOf + 1 {
 			enter(fmt.Sprint("a", i), "a claim")
-			enter(fmt.Sprint("n", i), "")
+			enter(fmt.Sprint("n", i), "a third")
 			enter(fmt.Sprint("b", i), "another")
 		}
 		check(t, "processes of three principals", p.count(processRunning), 3*maxProcsOf)
@@ -97,7 +96,7 @@ func TestProcessesAreBounded(t *testing.T) {
 		}
 		check(t, "processes", p.count(processRunning), maxProcs)
 		p.timeout = time.Second
-		late := Caller{Session: "late", Member: aMember()}
+		late := Caller{Principal: everyone, Member: aMember()}
 		_, err := p.call(t.Context(), late, "tools/call", nil)
 		check(t, "a call waits in vain", isBusy(err) && p.find(late.Member) == nil, true)
 		p.retire()
@@ -113,7 +112,7 @@ func TestOwnProcessMakesRoom(t *testing.T) {
 		p := mutePool(t, true)
 		var procs []*process
 		enter := func(name string) {
-			caller := Caller{Session: "s", Principal: principal(name), Member: aMember()}
+			caller := Caller{Principal: principal(name), Member: aMember()}
 			c, err := p.enter(t.Context(), caller)
 			must(t, err)
 			procs = append(procs, c)
@@ -143,7 +142,7 @@ func TestUnwantedStartEnds(t *testing.T) {
 			synctest.Wait() // the pool has noticed
 			return start(owner)
 		}
-		c, err := p.pick(Caller{Session: "s", Principal: principal("a claim"), Member: member})
+		c, err := p.pick(Caller{Principal: principal("a claim"), Member: member})
 		must(t, err)
 		p.leave(c)
 		end()
@@ -229,7 +228,7 @@ func TestIdleProcessesEnd(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%+v", tt), func(t *testing.T) {
 			p := mutePool(t, tt.perSession)
-			c, err := p.enter(t.Context(), Caller{Session: "s", Member: aMember()})
+			c, err := p.enter(t.Context(), Caller{Principal: everyone, Member: aMember()})
 			must(t, err)
 			p.reap(time.Now().Add(24*time.Hour), tt.idle)
 			check(t, "processes with a call", p.count(processRunning), 1)
@@ -279,7 +278,6 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 			call := func(ctx context.Context, name string) error {
 				ask := func(context.Context, string, object) (object, error) { return <-replies, nil }
 				caller := Caller{
-					Session:   "s",
 					Principal: principal(name),
 					Client:    clientProfile{caps: allCaps},
 					Ask:       ask,
@@ -395,7 +393,7 @@ func (m *endlessModule) play(w *Worker, stdin io.Reader) {
 func (m *endlessModule) begin(ctx context.Context, method string) <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		caller := Caller{Session: "s", Principal: principal(method)}
+		caller := Caller{Principal: principal(method)}
 		_, err := m.call(ctx, caller, "tools/call", object{{"name", quote(method)}})
 		done <- err
 	}()
@@ -602,7 +600,7 @@ func TestClaimIsCheckedLast(t *testing.T) {
 		p, err := b.server.gate.claims.Lookup(claim.Code)
 		must(t, err)
 		revoke(t, b.base, claim.Code)
-		_, err = b.m.pool.call(t.Context(), Caller{Session: "s", Principal: p}, "tools/call", nil)
+		_, err = b.m.pool.call(t.Context(), Caller{Principal: p}, "tools/call", nil)
 		check(t, "a call", err, errEnded)
 		checkOmits(t, "the process", b.hears(), "tools/call")
 	})

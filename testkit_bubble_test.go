@@ -377,13 +377,11 @@ func aMember() context.Context {
 
 var principals sync.Map // by name
 
-// principal returns the principal with a name, which never ends; "" is usher itself.
+// principal returns the principal with a name as its label. It never ends.
 func principal(name string) *Principal {
-	if name == "" {
-		return nil
-	}
-	p, _ := principals.LoadOrStore(name, &Principal{ctx: context.Background()})
-	return p.(*Principal)
+	p := &Principal{Claim: Claim{Label: name}, ctx: context.Background()}
+	stored, _ := principals.LoadOrStore(name, p)
+	return stored.(*Principal)
 }
 
 // newPool returns a pool without processes, which no registry has.

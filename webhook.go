@@ -219,7 +219,7 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	// If the sender hangs up, the call is cancelled: nobody would get its answer.
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
-	caller := Caller{Session: "delivery " + d.id, Principal: senders}
+	caller := Caller{Principal: senders}
 	// An edit between the look-up and the call must not fail the delivery.
 	changed := false
 	result, err := h.modules.Call(ctx, senders, func() (object, error) {

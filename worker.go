@@ -62,8 +62,8 @@ type call struct {
 	timer     *time.Timer // of a cancelled call, until the module confirms or answers it
 }
 
-// ofClient reports whether the call is a client's or a delivery's, and not usher's own.
-func (c *call) ofClient() bool { return c.caller.Session != "" }
+// ofClient reports whether the call is not usher's own.
+func (c *call) ofClient() bool { return c.caller.Principal != nil }
 
 // workerConfig is the part of a Worker that does not change.
 type workerConfig struct {

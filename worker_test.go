@@ -149,7 +149,7 @@ func TestUnreadableAnswerFailsItsCall(t *testing.T) {
 			read, write := io.Pipe()
 			defer write.Close()
 			go w.readStdout(read)
-			other := w.newCall(Caller{Session: "other"})
+			other := w.newCall(Caller{Principal: everyone})
 			must(t, w.startCall(other, "tools/call", nil))
 			<-w.queued
 			go func() {
@@ -166,7 +166,7 @@ func TestUnreadableAnswerFailsItsCall(t *testing.T) {
 			if tt.want == errTimeout.Error() {
 				timeout = 100 * time.Millisecond
 			}
-			_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil,
+			_, err := w.request(t.Context(), Caller{Principal: everyone}, "tools/call", nil,
 				timeout, nil)
 			checkContains(t, "error", fmt.Sprint(err), tt.want)
 			both := strings.HasSuffix(name, " id") && strings.HasPrefix(name, "too long")
@@ -181,7 +181,7 @@ func TestEachCallHasAProgressToken(t *testing.T) {
 	t.Parallel()
 	w := testWorker("a", nil)
 	defer w.cancel()
-	must(t, w.startCall(w.newCall(Caller{Session: "alice"}), "tools/call", nil))
+	must(t, w.startCall(w.newCall(Caller{Principal: everyone}), "tools/call", nil))
 	checkContains(t, "the request", w.snapshot().input, `"_meta":{"progressToken":1}`)
 }
 
@@ -219,10 +219,10 @@ func TestFirstEndCounts(t *testing.T) {
 func TestDrainingProcessTakesNoCall(t *testing.T) {
 	t.Parallel()
 	w := testWorker("a", nil)
-	last := w.newCall(Caller{Session: "s"})
+	last := w.newCall(Caller{Principal: everyone})
 	must(t, w.startCall(last, "tools/call", nil))
 	w.drain()
-	check(t, "a new call", w.startCall(w.newCall(Caller{Session: "s"}), "tools/call", nil), errNotSent)
+	check(t, "a new call", w.startCall(w.newCall(Caller{Principal: everyone}), "tools/call", nil), errNotSent)
 	check(t, "it lives", w.alive(), true)
 	w.answer(&Message{ID: json.RawMessage(last.id), Result: noResult})
 	check(t, "it lives after its last call", w.alive(), false)
@@ -235,7 +235,7 @@ func TestServersConfirmNothing(t *testing.T) {
 		w := testWorker("a", nil)
 		defer w.cancel()
 		running := counter[*Principal]{perKey: 1}
-		c := w.newCall(Caller{Session: "s", Principal: everyone})
+		c := w.newCall(Caller{Principal: everyone})
 		c.slot = &slot[*Principal]{counter: &running, key: everyone}
 		<-c.slot.grant()
 		must(t, w.startCall(c, "tools/call", nil))
@@ -250,7 +250,7 @@ func TestServersConfirmNothing(t *testing.T) {
 // A list change before the handshake and a second request under one id do not count.
 func TestModuleSaysTooMuch(t *testing.T) {
 	t.Parallel()
-	w := testWorker("a", &Caller{Session: "alice"})
+	w := testWorker("a", &Caller{Principal: everyone})
 	defer w.cancel()
 	changes := 0
 	w.listChanged = func(*Worker) { changes++ }
@@ -260,7 +260,7 @@ func TestModuleSaysTooMuch(t *testing.T) {
 	}
 	check(t, "list changes", changes, 1)
 	asked := make(chan string, 9)
-	alice := Caller{Session: "alice", Client: clientProfile{caps: allCaps}}
+	alice := Caller{Principal: principal("alice"), Client: clientProfile{caps: allCaps}}
 	alice.Ask = func(ctx context.Context, method string, _ object) (object, error) {
 		asked <- method
 		<-ctx.Done()
@@ -318,8 +318,8 @@ func TestModuleThatDoesNotRead(t *testing.T) {
 // An ask that names no call reaches the only client it can be for, or is refused.
 func TestAskHasOneCaller(t *testing.T) {
 	t.Parallel()
-	alice, bob := Caller{Session: "alice"}, Caller{Session: "bob"}
-	visitor := Caller{Session: "visit", Sessionless: true}
+	alice, bob := Caller{Principal: principal("alice")}, Caller{Principal: principal("bob")}
+	visitor := Caller{Principal: principal("visitor"), Sessionless: true}
 	for _, tt := range []struct {
 		name      string
 		owner     *Caller
@@ -336,9 +336,9 @@ func TestAskHasOneCaller(t *testing.T) {
 		{"a session's, one call beside a cancelled one", &alice, []Caller{alice},
 			&alice, "alice"},
 		{"a principal's, no call", &visitor, nil, nil, errNotSure.Message},
-		{"a principal's, one call", &visitor, []Caller{visitor}, nil, "visit"},
+		{"a principal's, one call", &visitor, []Caller{visitor}, nil, "visitor"},
 		{"a principal's, usher's own call beside", &visitor, []Caller{{}, visitor}, nil,
-			"visit"},
+			"visitor"},
 		{"a principal's, two calls", &visitor, []Caller{visitor, visitor}, nil,
 			errNotSure.Message},
 		{"a principal's, a cancelled call", &visitor, nil, &visitor, errNotSure.Message},
@@ -362,7 +362,7 @@ func TestAskHasOneCaller(t *testing.T) {
 				if err != nil {
 					return err.Error()
 				}
-				return caller.Session
+				return caller.Principal.Label
 			}
 			naming := func(c *call) string {
 				return fmt.Sprintf(`{"_meta":{%q:%s}}`, metaCall, c.id)
@@ -377,7 +377,7 @@ func TestAskHasOneCaller(t *testing.T) {
 				c := start(caller)
 				if c.ofClient() {
 					check(t, "asked for a call by its name", asked(naming(c)),
-						caller.Session)
+						caller.Principal.Label)
 				}
 			}
 			check(t, "asked", asked(""), tt.want)
@@ -407,12 +407,12 @@ func TestBlockedProcessIsEnded(t *testing.T) {
 			context.AfterFunc(w.ctx, func() { w.finish("killed") })
 			errs := make(chan error, 1)
 			go func() {
-				_, err := w.request(t.Context(), Caller{Session: "other"},
+				_, err := w.request(t.Context(), Caller{Principal: everyone},
 					"tools/call", nil, 0, nil)
 				errs <- err
 			}()
 			synctest.Wait()
-			_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call",
+			_, err := w.request(t.Context(), Caller{Principal: everyone}, "tools/call",
 				nil, time.Second, nil)
 			check(t, "a call", err, errTimeout)
 			if tt.sends {
