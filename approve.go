@@ -184,8 +184,8 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 	return w, nil
 }
 
-// launch returns how to start a process of a version, if the content that its source has now
-// is approved or needs no approval. It builds a Go module first, unless its parts are unchanged, and
+// launch returns how to start a process of a version, if the content that its source has now is
+// approved or needs no approval. It builds a Go module first, unless its parts are unchanged, and
 // installs the dependencies that a Python file lists, unless they are installed.
 func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	r := o.registry

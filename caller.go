@@ -22,12 +22,11 @@ import (
 // Caller is the client, or part of usher, that a call is made for.
 type Caller struct {
 	Principal *Principal // by which limits are counted; nil for usher itself
-	// Member ends when the caller no longer belongs to the principal: the claim has ended, or
-	// the session has ended, got another principal or was forgotten. nil for callers that are no
-	// clients. All requests of a
-	// session have the same Member, and so have all callers of a principal without a session.
-	// Callers with the same Member share one process of a hosted server. When Member ends, the
-	// process answers its calls and ends.
+	// Member ends when the caller no longer belongs to the principal: the claim has ended, or the
+	// session has ended, got another principal or was forgotten. Member is nil for callers that
+	// are not clients. All requests of a session have the same Member, and so have all callers of
+	// a principal without a session. Callers with the same Member share one process of a hosted
+	// server. When Member ends, the process answers its calls and ends.
 	Member context.Context
 	// Sessionless says that the caller is an MCP client without a session.
 	Sessionless bool

@@ -365,8 +365,8 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 		var names []string // of all modules
 		config := registryConfig{
 			// Other modules are not started, because a build may take minutes. The label of a
-			// module, and the name of a tool, contain the module's name, which is "" for a .mcp.json
-			// that can't be read.
+			// module, and the name of a tool, contain the module's name, which is "" for a
+			// .mcp.json that can't be read.
 			Only: func(name string) bool {
 				names = append(names, name)
 				return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
@@ -551,9 +551,8 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		if len(paths) == 0 {
 			paths = daemon.Roots
 		}
-		// The served folders are examined, not only the paths, because a module below several of
-		// them needs the record of each.
-		// New and changed ones only: to approve again what has not changed says nothing.
+		// A module below several served folders needs the record of each, so approve examines them
+		// all, and not only the paths. It returns only new and changed modules.
 		news, err := approve(ctx, a.data, daemon.Roots, daemon.Roots, paths)
 		if err != nil {
 			return err

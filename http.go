@@ -395,10 +395,9 @@ func (r *reservation) shrink(n int64) {
 // end gives back all bytes. It may be called again.
 func (r *reservation) end() { r.counter.release(r.principal, r.size.Swap(0)) }
 
-// receive reads the body of a request. If the announced length of the body is over the
-// limit, receive reads nothing. The body of an unauthenticated sender may be dropped to make
-// room. Errors are *fault. Reading a body to its end also lets
-// net/http notice that the client disconnects.
+// receive reads the body of a request. If the announced length of the body is over the limit,
+// receive reads nothing. The body of an unauthenticated sender may be dropped to make room. Errors
+// are *fault. Reading a body to its end also lets net/http notice that the client disconnects.
 func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []byte, err error) {
 	limit := r.memory.maxBody
 	r.control = http.NewResponseController(w)

@@ -65,9 +65,9 @@ var listTable = map[string]struct{ method, id string }{
 	"resourceTemplates": {"resources/templates/list", "uriTemplate"},
 }
 
-// readManifest asks a process for everything that it offers. If the process
-// answers the request for its prompts or resources with an error, readManifest adds a problem, and the
-// module is hosted with its tools.
+// readManifest asks a process for everything that it offers. If the process answers the request for
+// its prompts or resources with an error, readManifest adds a problem, and the module is hosted
+// with its tools.
 func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

@@ -148,8 +148,8 @@ func (r *request) begin(ctx context.Context) error {
 	return nil
 }
 
-// end undoes begin. It also drops the message: a process keeps its first caller, whose functions keep
-// the request.
+// end undoes begin. It also drops the message: a process keeps its first caller, whose functions
+// keep the request.
 func (r *request) end() {
 	r.session.calls.Delete(string(r.id))
 	r.counter().release(r.principal, 1)

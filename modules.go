@@ -176,8 +176,8 @@ func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Sco
 	}
 }
 
-// WaitStart waits for modules inside a scope that are being introspected, until startupTime after the
-// start: a module that hangs must not delay every request.
+// WaitStart waits for modules inside a scope that are being introspected, until startupTime after
+// the start: a module that hangs must not delay every request.
 func (r *Registry) WaitStart(ctx context.Context, scope Scope) {
 	if left := startupTime - time.Since(r.started); left > 0 {
 		r.WaitAll(ctx, left, scope)
@@ -237,8 +237,8 @@ func (r *Registry) Refresh(since time.Time) {
 }
 
 // update tells the owners of modules what a scan has found, and removes the modules that are gone.
-// Editors replace a file by removing it for a moment, so one scan that misses a file does not count.
-// update also stops idle processes. The caller holds r.scanning.
+// Editors replace a file by removing it for a moment, so one scan that misses a file does not
+// count. update also stops idle processes. The caller holds r.scanning.
 func (r *Registry) update(s *scan) {
 	check := r.approval()
 	for _, key := range sortedKeys(s.sources) {
@@ -497,8 +497,8 @@ func (o *moduleOwner) waitRead(ctx context.Context) error {
 }
 
 // setOwn sets the module that the callers of w, a process of p for one Member, see in place of the
-// one that is served. They see that one again if own is nil, and after the end of w. The process for
-// deliveries has no Member: senders see the view of everything.
+// one that is served. They see that one again if own is nil, and after the end of w. The process
+// for deliveries has no Member: senders see the view of everything.
 func (o *moduleOwner) setOwn(p *pool, w *Worker, own *Module) {
 	member := w.owner.Member
 	m := *o.latest.Load()

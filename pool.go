@@ -61,8 +61,8 @@ type pool struct {
 // process is one process of a module, from before its start. The pool's mu guards its
 // fields; worker and err are constant once ready is closed.
 type process struct {
-	// caller is the first caller, whose principal the process counts for; without Notify and Ask if it
-	// has no session. Zero if the process is shared.
+	// caller is the first caller, whose principal the process counts for; without Notify and Ask if
+	// it has no session. Zero if the process is shared.
 	caller  Caller
 	state   processState
 	ready   chan struct{} // closed when worker or err is set
@@ -84,9 +84,9 @@ const (
 	processEnding                      // it accepts no calls, and ends after those under way
 )
 
-// call makes one request of the module; see Worker.request. If a stateless module answers
-// that it needs input, call asks a caller with a session for it. If the error is
-// errRetired, the pool was retired before the module asked anything, and the call may be made again.
+// call makes one request of the module; see Worker.request. If a stateless module answers that it
+// needs input, call asks a caller with a session for it. If the error is errRetired, the pool was
+// retired before the module asked anything, and the call may be made again.
 func (p *pool) call(ctx context.Context, caller Caller, method string,
 	params object) (object, error) {
 	asked := false
@@ -154,8 +154,9 @@ func (p *pool) logSlow(caller Caller, method string, params object) {
 	p.log.Warn("a call is still running", "request", method, "method", clipText(name, maxLogged), attr)
 }
 
-// keep makes a process live as long as its session, which gets the module's reports of changes, unless
-// another process needs its room. It reports whether the process can report changes to one session.
+// keep makes a process live as long as its session, which gets the module's reports of changes,
+// unless another process needs its room. It reports whether the process can report changes to one
+// session.
 func (p *pool) keep(c *process) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -176,8 +177,8 @@ func lastCheck(caller Caller) error {
 
 // introspect reads the module's lists. If all callers share a process, introspect starts it and
 // leaves it to their calls; otherwise, introspect starts a process of its own, which then ends. It
-// waits for the start as long as that takes, and then a moment longer if the lists may change, because
-// some servers register the rest of their tools only once they know their client.
+// waits for the start as long as that takes, and then a moment longer if the lists may change,
+// because some servers register the rest of their tools only once they know their client.
 func (p *pool) introspect() (*manifest, error) {
 	member, end := context.WithCancel(p.ctx)
 	defer end()
@@ -196,8 +197,8 @@ func (p *pool) introspect() (*manifest, error) {
 	return readManifest(p.ctx, c.worker)
 }
 
-// enter returns the process for a caller, and starts it if there is none. Until leave, the process is
-// not stopped for being idle.
+// enter returns the process for a caller, and starts it if there is none. Until leave, the process
+// is not stopped for being idle.
 func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 	c, err := p.pick(caller)
 	if err != nil {
@@ -297,8 +298,8 @@ func (p *pool) startWaiting() {
 	}
 }
 
-// needsNoRoom reports whether the process is for usher itself or for all callers. There is hardly ever
-// more than one of these, beside one that is ending.
+// needsNoRoom reports whether the process is for usher itself or for all callers. There is hardly
+// ever more than one of these, beside one that is ending.
 func (c *process) needsNoRoom() bool { return c.caller.Principal == nil }
 
 // makeRoom makes the process end that has been idle longest, if possible one of the

@@ -1,7 +1,6 @@
-// The transports of MCP: POST, GET and DELETE of streamable HTTP, with and without
-// sessions, HTTP+SSE of 2024-11-05, and stdio (MCP, basic/transports). They find the
-// session of a message, begin and end requests, and send answers and notifications of changed
-// lists through an outbox.
+// The transports of MCP: POST, GET and DELETE of streamable HTTP, with and without sessions,
+// HTTP+SSE of 2024-11-05, and stdio (MCP, basic/transports). They find the session of a message,
+// begin and end requests, and send answers and notifications of changed lists through an outbox.
 // This file reaches no module.
 
 package main

@@ -130,8 +130,8 @@ func (m ViewModule) offer(byURI map[string][]*Item, uri string) {
 	}
 }
 
-// newView selects the modules inside a scope, each replaced by what the callers with a Member have in
-// its place. No other function does.
+// newView selects the modules inside a scope, each replaced by what the callers with a Member have
+// in its place. No other function does.
 func newView(c *Catalog, key viewKey) *View {
 	scope := key.scope
 	v := &View{
@@ -290,9 +290,9 @@ func (v *View) candidates(name string, own *Module) (list []ViewModule) {
 	return list
 }
 
-// Hook returns the tool that receives webhooks at a path. If several would have the path, it belongs
-// to none of them, and Hook returns them all as claimants. A tool whose module shares its name is a
-// claimant of the path with the bare name.
+// Hook returns the tool that receives webhooks at a path. If several would have the path, it
+// belongs to none of them, and Hook returns them all as claimants. A tool whose module shares its
+// name is a claimant of the path with the bare name.
 func (v *View) Hook(path string) (tool *Item, claimants []*Item) {
 	claimants = v.items["webhooks"][path]
 	if len(claimants) == 1 && claimants[0].HookPath == path {

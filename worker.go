@@ -312,8 +312,9 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 // namedError matches a line that names an error, after which some languages print a long stack.
 var namedError = regexp.MustCompile(`^([\w.]*(Error|Exception)\b.*|panic): .*[^[{]$`)
 
-// remember keeps a line of stderr, which may explain why the process did not start. It logs the line
-// unless usher still shakes hands with the process: then shakeHands does, or the error contains it.
+// remember keeps a line of stderr, which may explain why the process did not start. It logs the
+// line unless usher still shakes hands with the process: then shakeHands does, or the error
+// contains it.
 func (w *Worker) remember(line string) {
 	started := false
 	w.update(func(s *workerState) {
@@ -438,8 +439,8 @@ func (w *Worker) notify(method string, params object) {
 	w.send(nil, encodeRequest(nil, method, params))
 }
 
-// reply answers a request of the module, for the principal that it has asked, with err unless that is
-// nil.
+// reply answers a request of the module, for the principal that it has asked, with err unless that
+// is nil.
 func (w *Worker) reply(from *Principal, id json.RawMessage, result object, err error) {
 	if err != nil {
 		w.send(from, encodeError(id, err))
