@@ -96,8 +96,10 @@ func TestProcessesAreBounded(t *testing.T) {
 		}
 		check(t, "processes", p.count(processRunning), maxProcs)
 		p.timeout = time.Second
+		_, err := p.enter(t.Context(), Caller{Member: aMember()})
+		check(t, "usher's own process finds room", err, nil)
 		late := Caller{Principal: everyone, Member: aMember()}
-		_, err := p.call(t.Context(), late, "tools/call", nil)
+		_, err = p.call(t.Context(), late, "tools/call", nil)
 		check(t, "a call waits in vain", isBusy(err) && p.find(late.Member) == nil, true)
 		p.retire()
 		check(t, "processes that wait in a retired pool", p.count(processWaiting), 0)
