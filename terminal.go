@@ -184,7 +184,12 @@ func isTerminal(w io.Writer) bool {
 
 // newRecordLog returns a log that calls handle with each record, as strings by key.
 func newRecordLog(handle func(record object)) *slog.Logger {
-	asText := func(_ []string, a slog.Attr) slog.Attr { return slog.String(a.Key, a.Value.String()) }
+	asText := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Equal(slog.Attr{}) { // slog leaves it out
+			return a
+		}
+		return slog.String(a.Key, a.Value.String())
+	}
 	return slog.New(slog.NewJSONHandler(recordWriter(handle), &slog.HandlerOptions{ReplaceAttr: asText}))
 }
 
