@@ -100,7 +100,7 @@ type Worker struct {
 type workerState struct {
 	input  []byte             // lines to be written to the process
 	unsent map[*Principal]int // bytes of input by the principal they are from; nil is usher
-	stderr tail               // and lines of stdout that are not JSON-RPC
+	stderr tail               // and lines of stdout that are not JSON-RPC; during the handshake only
 	named  string             // the last line of stderr that names an error; "" for a shim
 
 	calls     map[string]*call          // whose callers wait for the answers, by id
@@ -312,13 +312,15 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 // namedError matches a line that names an error, after which some languages print a long stack.
 var namedError = regexp.MustCompile(`^([\w.]*(Error|Exception)\b.*|panic): .*[^[{]$`)
 
-// remember keeps a line of stderr, which may explain why the process did not start. It logs the
-// line unless usher still shakes hands with the process: then shakeHands does, or the error
-// contains it.
+// remember logs a line of stderr. During the handshake, it keeps the line instead, because the line
+// may explain why the process does not start: then the error contains it; else shakeHands logs it.
 func (w *Worker) remember(line string) {
 	started := false
 	w.update(func(s *workerState) {
 		started = s.phase > workerStarting
+		if started {
+			return
+		}
 		if !w.confirms && namedError.MatchString(line) {
 			s.named = line
 		}
@@ -687,6 +689,7 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	w.update(func(s *workerState) {
 		s.advance(workerReady)
 		lines = s.stderr
+		s.stderr = nil
 	})
 	for _, line := range lines {
 		w.log.Info("module output", "line", line)

@@ -215,6 +215,21 @@ func TestFirstEndCounts(t *testing.T) {
 	}
 }
 
+// The error of a process says what it printed during the handshake. Later output is in the log.
+func TestErrorsRepeatNoLog(t *testing.T) {
+	t.Parallel()
+	for phase, want := range map[workerPhase]string{
+		workerStarting: `module "a" exited at startup (exit status 7): why`,
+		workerReady:    `module "a" crashed (exit status 7); the next call starts it again`,
+	} {
+		w := testWorker("a", nil)
+		w.update(func(s *workerState) { s.advance(phase) })
+		w.remember("why")
+		w.finish("exit status 7")
+		check(t, fmt.Sprint("the error in phase ", phase), explain(w.snapshot().failure), want)
+	}
+}
+
 // A draining process takes no call, and ends with its last one.
 func TestDrainingProcessTakesNoCall(t *testing.T) {
 	t.Parallel()
