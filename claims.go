@@ -161,7 +161,7 @@ func parseClaimTime(value json.RawMessage) (at time.Time, ok bool) {
 // Principal is a party that counts as one: everyone who presents a claim's code, or one of
 // the parties without a claim. Each claim has one Principal, from the first lookup until the
 // claim ends. A claim that returns, because an older file was restored, gets a new one. nil
-// is usher itself. Safe for concurrent use.
+// stands for usher itself where a Principal is only counted. Safe for concurrent use.
 type Principal struct {
 	Claim // zero for a principal without a claim; its label and expiry as first read
 
@@ -184,7 +184,7 @@ func (p *Principal) Ended() bool { return p.ctx.Err() != nil }
 // Check looks the principal's claim up. It returns errEnded if the claim has ended, or an
 // error that matches errClaimsUnreadable.
 func (p *Principal) Check() error {
-	if p == nil || p.store == nil {
+	if p.store == nil {
 		return nil
 	}
 	now, err := p.store.Lookup(p.Code)
@@ -198,7 +198,7 @@ func (p *Principal) Check() error {
 // returns a channel that is closed when the claim can be read again; until then, nothing that
 // depends on the claim may begin.
 func (p *Principal) Unreadable() <-chan struct{} {
-	if p == nil || p.store == nil {
+	if p.store == nil {
 		return nil
 	}
 	p.store.mu.Lock()
@@ -209,16 +209,12 @@ func (p *Principal) Unreadable() <-chan struct{} {
 // waitFor waits until done is closed or yields a value. The error is ctx's cause, or errEnded
 // if the principal's claim ends first.
 func (p *Principal) waitFor(ctx context.Context, done <-chan struct{}) error {
-	var ended <-chan struct{}
-	if p != nil {
-		ended = p.ctx.Done()
-	}
 	select {
 	case <-done:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-ended:
+	case <-p.ctx.Done():
 		return errEnded
 	}
 }

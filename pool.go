@@ -146,12 +146,9 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 
 // logSlow logs that a call is still running.
 func (p *pool) logSlow(caller Caller, method string, params object) {
-	attr := slog.Attr{}
-	if caller.Principal != nil {
-		attr = caller.Principal.logAttrs()
-	}
 	name := cmp.Or(params.text("name"), params.text("uri"))
-	p.log.Warn("a call is still running", "request", method, "method", clipText(name, maxLogged), attr)
+	p.log.Warn("a call is still running", "request", method, "method", clipText(name, maxLogged),
+		caller.Principal.logAttrs())
 }
 
 // keep makes a process live as long as its session, which gets the module's reports of changes,

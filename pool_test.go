@@ -96,8 +96,9 @@ func TestProcessesAreBounded(t *testing.T) {
 		}
 		check(t, "processes", p.count(processRunning), maxProcs)
 		p.timeout = time.Second
-		_, err := p.enter(t.Context(), Caller{Member: aMember()})
-		check(t, "usher's own process finds room", err, nil)
+		own, err := p.pick(Caller{Member: aMember()})
+		must(t, err)
+		check(t, "usher's own process finds room", own.state, processRunning)
 		late := Caller{Principal: everyone, Member: aMember()}
 		_, err = p.call(t.Context(), late, "tools/call", nil)
 		check(t, "a call waits in vain", isBusy(err) && p.find(late.Member) == nil, true)
@@ -159,10 +160,10 @@ func TestCrashedProcessGetsNoCall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := mutePool(t, false)
-		first, err := p.enter(t.Context(), Caller{})
+		first, err := p.enter(t.Context(), Caller{Principal: everyone})
 		must(t, err)
 		first.worker.cancel()
-		second, err := p.enter(t.Context(), Caller{})
+		second, err := p.enter(t.Context(), Caller{Principal: everyone})
 		must(t, err)
 		check(t, "it is the same process", first == second, false)
 		p.close()
