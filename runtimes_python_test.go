@@ -240,7 +240,8 @@ func TestPythonVirtualEnvironment(t *testing.T) {
 		wantUsher(t, code, says, "call", "-base", base, "-dir", served, "m", "f")
 	}
 	call(0, "42", dir)
-	call(1, "run by "+python+": m.usher.py:1: ModuleNotFoundError: No module named 'only_here'", dir+"/a")
+	call(1, "run by "+python+": m.usher.py:1: ModuleNotFoundError: No module named 'only_here': "+
+		"install it into a .venv, or list it in a # /// script block", dir+"/a")
 	// A failure shows the user's own line, not the library's.
 	write(t, dir+"/a/m.usher.py", "import only_here\nonly_here.answer()\n")
 	call(1, ": m.usher.py:2: NameError: name 'undefined' is not defined", dir)

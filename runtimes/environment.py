@@ -50,8 +50,8 @@ def make(environment, block):
         sys.exit(f"requires-python is {wanted}, but this is Python {version}")
     dependencies = metadata.get("dependencies")
     if dependencies:
-        pip = ["pip", "install", "-qq", "--disable-pip-version-check", "--"]
-        run(f"{environment}/{PYTHON}", *pip, *dependencies)
+        pip = ["pip", "install", "-qq", "--disable-pip-version-check", "--retries", "2"]
+        run(f"{environment}/{PYTHON}", *pip, "--", *dependencies)
 
 
 os.umask(0o077)

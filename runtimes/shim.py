@@ -1136,6 +1136,8 @@ def explain(e, path):
     text = f"{type(e).__name__}: {reason}"
     if isinstance(e, ImportError):  # its packages may belong to another Python
         where = f"run by {sys.executable}: {where}"
+    if isinstance(e, ModuleNotFoundError):
+        text += ": install it into a .venv, or list it in a # /// script block"
     return f"{where}: {' '.join(text.split())}"
 
 
