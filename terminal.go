@@ -91,8 +91,11 @@ func (a *app) prepareData() error {
 // resolveDir makes a folder's path absolute, with symlinks resolved.
 func resolveDir(dir string) (string, error) {
 	info, err := os.Stat(dir) // refuses "", which Abs would treat as the current folder
-	if err != nil || !info.IsDir() {
+	switch {
+	case err != nil:
 		return "", errors.New("no such folder")
+	case !info.IsDir():
+		return "", errors.New("want a folder, not a file")
 	}
 	return resolvePath(dir)
 }
@@ -185,10 +188,10 @@ func isTerminal(w io.Writer) bool {
 // newRecordLog returns a log that calls handle with each record, as strings by key.
 func newRecordLog(handle func(record object)) *slog.Logger {
 	asText := func(_ []string, a slog.Attr) slog.Attr {
-		if a.Equal(slog.Attr{}) { // slog leaves it out
-			return a
+		if !a.Equal(slog.Attr{}) { // slog leaves out the zero value
+			a.Value = slog.StringValue(a.Value.String())
 		}
-		return slog.String(a.Key, a.Value.String())
+		return a
 	}
 	return slog.New(slog.NewJSONHandler(recordWriter(handle), &slog.HandlerOptions{ReplaceAttr: asText}))
 }
