@@ -332,7 +332,7 @@ func declareScope(fs *flag.FlagSet, usage string) *Scope {
 func parseCodeArgument(text string) (Code, error) {
 	code, ok := parseCode(text)
 	if !ok {
-		return "", usageErrorf("CODE: want %d of %s, with or without a dash", codeLength, codeAlphabet)
+		return "", usageErrorf("CODE: want %d characters of %s", codeLength, codeAlphabet)
 	}
 	return code, nil
 }
@@ -394,12 +394,17 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 // a module with a similar name.
 func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item, error) {
 	name := strings.Join(words, " ")
+	joined := strings.Join(words, "_")
+	view := r.View(scope, nil)
 	var tools []string
-	for _, t := range r.View(scope, nil).Tools {
+	for _, t := range view.Tools {
 		tools = append(tools, t.Name)
 		if name == t.Name || name == t.Label+" "+t.Method.Name {
 			return t, nil
 		}
+	}
+	if claimants := view.items["tools"][joined]; claimants != nil {
+		return nil, fmt.Errorf("%s is ambiguous: use one of %s", name, itemNames(claimants))
 	}
 	var hints []string
 	// The owner runs this command, so a module outside the scope is named too.
@@ -414,15 +419,18 @@ func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item
 		hints = append(hints, m.File+" "+hint)
 	}
 	return nil, fmt.Errorf("no tool %s here: %s", name, cmp.Or(
-		didYouMean("", strings.Join(words, "_"), tools),
+		didYouMean("", joined, tools),
 		strings.Join(hints, "; "),
 		didYouMean("module ", words[0], modules),
 		"set -dir, or see usher modules"))
 }
 
-// nameParts returns a name with an underscore before and after each of its parts. Labels and
-// names of tools join names by - or _, so one name contains the other if its parts do.
-func nameParts(name string) string { return strings.ReplaceAll("_"+name+"_", "-", "_") }
+// nameParts returns a name with an underscore before and after each of its parts, so one name
+// contains the other if its parts do. Labels and names of tools join names by - or _, and people
+// also by other characters.
+func nameParts(name string) string {
+	return strings.NewReplacer("-", "_", ".", "_", "/", "_").Replace("_" + name + "_")
+}
 
 // callTool calls a tool and prints its result. The text is sanitized for a terminal only: a
 // program that reads it gets what the module returned.
@@ -592,7 +600,7 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		language := strings.Replace(ext, ".m", ".", 1)
 		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + language + ".txt")
 		if !ok || err != nil || checkModuleName(name) != nil {
-			hint := "want a module name of A-Z a-z 0-9 _ -, and an ending such as .usher.py"
+			hint := "want a module name of A-Z a-z 0-9 _ -, and .usher.go, .py, .js, .mjs, .ts, .mts or .sh"
 			stem := strings.TrimSuffix(path, ext)
 			if err == nil && checkModuleName(filepath.Base(stem)) == nil {
 				hint = "did you mean " + stem + ".usher" + ext + "?"
