@@ -162,10 +162,14 @@ func (g *groups) startPiped(cmd *exec.Cmd) (*child, error) {
 		*end = write
 	}
 	c, err := g.start(cmd)
-	if err == nil {
-		c.outputs = outputs
+	if err != nil {
+		for _, f := range outputs {
+			f.Close()
+		}
+		return nil, err
 	}
-	return c, err
+	c.outputs = outputs
+	return c, nil
 }
 
 // output runs cmd until it or ctx ends. It returns everything that cmd prints.

@@ -5,8 +5,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"regexp"
@@ -210,4 +212,21 @@ func TestProcessEndsWithItsGroup(t *testing.T) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	check(t, "groups that are left", len(g.left), 0)
+}
+
+// A program that can't be started leaves no pipe open. The test counts files, so it runs alone.
+func TestFailedStartClosesPipes(t *testing.T) {
+	alone(t)
+	if runtime.GOOS != "linux" {
+		t.Skip("counts the files in /proc")
+	}
+	g := newGroups(quiet)
+	defer g.Close()
+	before := len(folderNames(t, "/proc/self/fd"))
+	for range 20 {
+		_, err := g.startPiped(exec.Command("/no/such/program"))
+		check(t, "it is missing", errors.Is(err, fs.ErrNotExist), true)
+	}
+	files := len(folderNames(t, "/proc/self/fd")) - before
+	check(t, "few more files are open", files < 10, true)
 }
