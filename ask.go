@@ -45,10 +45,7 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	var err error
 	select {
 	case msg := <-answer:
-		if msg.Err != nil {
-			return nil, msg.Err
-		}
-		return msg.Result, nil
+		return r.hold(msg)
 	case <-r.session.hears.Done():
 		return nil, errUnheard
 	case <-r.principal.ctx.Done():
@@ -58,6 +55,25 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	}
 	r.send(encodeRequest(nil, "notifications/cancelled", object{{"requestId", id}}))
 	return nil, err
+}
+
+// hold returns what a client answered to a module, and counts it until the request ends: the call
+// may keep it for as long.
+func (r *request) hold(answer *Message) (object, error) {
+	size := answer.Result.size()
+	if answer.Err != nil {
+		size = len(answer.Err.Message) + len(answer.Err.Data)
+	}
+	held := r.server.memory.open(r.principal)
+	err := held.grow(int64(size))
+	context.AfterFunc(r.ctx, held.end)
+	switch {
+	case err != nil:
+		return nil, err
+	case answer.Err != nil:
+		return nil, answer.Err
+	}
+	return answer.Result, nil
 }
 
 // statePrefix begins usher's own states. A module of the same era has states of its own.
@@ -106,9 +122,9 @@ type inputRequest struct {
 // something.
 func (k *suspendedCalls) call(r *request) (object, error) {
 	if strings.HasPrefix(r.params.text("requestState"), statePrefix) {
-		c := k.resume(r)
-		if c == nil {
-			return nil, errStaleState
+		c, err := k.resume(r)
+		if err != nil {
+			return nil, err
 		}
 		return c.next(r.ctx)
 	}
@@ -261,10 +277,11 @@ func (c *suspendedCall) suspend() object {
 	}
 }
 
-// resume returns the suspended call that a request continues, and delivers the answers. The
-// state becomes invalid. The call may have ended just before, without the answers. resume
-// returns nil, and leaves the call suspended, if the request is not the same as the first.
-func (k *suspendedCalls) resume(r *request) *suspendedCall {
+// resume returns the suspended call that a request continues, and delivers the answers, which count
+// for the call. The state becomes invalid. The call may have ended just before, without the answers.
+// After an error, the call is still suspended: the request is not the same as the first, or the
+// answers find no room.
+func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
 	state := r.params.text("requestState")
 	token := r.progressToken()
 	responses := r.params.object("inputResponses")
@@ -272,12 +289,15 @@ func (k *suspendedCalls) resume(r *request) *suspendedCall {
 	c := k.calls[state]
 	k.mu.Unlock()
 	if c == nil || !c.continuedBy(r) { // without the lock, because it may take long
-		return nil
+		return nil, errStaleState
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.calls[state] != c { // it has ended, or another request has continued it
-		return nil
+		return nil, errStaleState
+	}
+	if err := c.held.grow(int64(responses.size())); err != nil {
+		return nil, err
 	}
 	delete(k.calls, c.state)
 	c.current = r
@@ -292,7 +312,7 @@ func (k *suspendedCalls) resume(r *request) *suspendedCall {
 	if len(c.questions) > 0 {
 		wake(c.wake) // ask again for the missing answers
 	}
-	return c
+	return c, nil
 }
 
 // continuedBy reports whether a request is from the call's principal and repeats the

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -376,7 +377,7 @@ func TestStateContinuesOneRequest(t *testing.T) {
 		{"arguments", json.RawMessage(`{"x":"` + strings.Repeat("x", 4<<20) + `"}`)},
 	}
 	k := &suspendedCalls{calls: make(map[string]*suspendedCall)}
-	c := &suspendedCall{all: k, state: "s"}
+	c := &suspendedCall{all: k, state: "s", held: newMemory(defaultMaxBody, strangers).open(everyone)}
 	c.request.principal = everyone
 	c.request.params = params
 	k.calls["s"] = c
@@ -386,11 +387,47 @@ func TestStateContinuesOneRequest(t *testing.T) {
 		requests.Go(func() {
 			r := &request{params: params}
 			r.principal = everyone
-			if k.resume(r) != nil {
+			if _, err := k.resume(r); err == nil {
 				continued.Add(1)
 			}
 		})
 	}
 	requests.Wait()
 	check(t, "requests that continue the call", continued.Load(), 1)
+}
+
+// What a client answers to a module counts for the client until the call ends. An answer that finds
+// no room leaves the call suspended.
+func TestAnswersToModulesCount(t *testing.T) {
+	t.Parallel()
+	big := quote(strings.Repeat("x", maxHeldOf/2))
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(defaultMaxBody, strangers)
+		r := &request{server: &Server{serverConfig: serverConfig{memory: m}}}
+		r.principal = everyone
+		r.ctx, r.cancel = context.WithCancelCause(t.Context())
+		_, err := r.hold(&Message{Result: object{{"x", big}}})
+		check(t, "the first answer", err, nil)
+		_, err = r.hold(&Message{Result: object{{"x", big}}})
+		check(t, "the second", err, errNoRoom)
+		_, err = r.hold(&Message{Err: &rpcError{Data: big}})
+		check(t, "an error instead", err, errNoRoom)
+
+		k := &suspendedCalls{calls: make(map[string]*suspendedCall)}
+		c := &suspendedCall{all: k, state: "s", held: m.open(everyone)}
+		c.request.principal = everyone
+		k.calls["s"] = c
+		r.params = object{
+			{"requestState", quote("s")},
+			{"inputResponses", object{{"ask-1", big}}.encode()},
+		}
+		_, err = k.resume(r)
+		check(t, "the answer of a client without a session", err, errNoRoom)
+		r.cancel(nil)
+		synctest.Wait()
+		check(t, "bytes held after the call", m.known.count(everyone), 0)
+		_, err = k.resume(r)
+		check(t, "the answer again", err, nil)
+		check(t, "it counts", m.known.count(everyone) > maxHeldOf/2, true)
+	})
 }
