@@ -99,8 +99,11 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	fs.BoolVar(&f.requireClaim, "require-claim", false, "serve MCP clients only with a valid claim code")
 	fs.BoolFunc("watch", "run unapproved modules (off with -require-claim)", func(text string) error {
 		watch, err := strconv.ParseBool(text)
+		if err != nil {
+			return errors.New("want true or false")
+		}
 		f.watch = &watch
-		return err
+		return nil
 	})
 	fs.BoolVar(&f.open, "open", false,
 		"serve all modules to anyone who can reach the address")
@@ -182,6 +185,8 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s is empty or has white space around it: change or unset it",
 			webhookSecretVar)
+	case (f.tlsCert == "") != (f.tlsKey == ""):
+		return usageErrorf("-tls-cert and -tls-key: want both")
 	case f.webhooks.timeout <= 0:
 		return usageErrorf("-webhook-timeout: want more than 0")
 	case f.registry.CallTimeout < 0 || f.registry.Idle < 0:
@@ -367,7 +372,7 @@ func (d *daemon) listen() (err error) {
 	if err != nil {
 		return fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
 	}
-	if d.flags.tlsCert == "" && d.flags.tlsKey == "" {
+	if d.flags.tlsCert == "" {
 		return nil
 	}
 	if _, err := d.certificate(nil); err != nil {
@@ -519,6 +524,7 @@ func (d *daemon) route(w http.ResponseWriter, r *http.Request) error {
 	if strings.HasPrefix(r.URL.Path, webhookPrefix) {
 		return d.webhooks.serve(w, r)
 	}
+	path := strings.TrimSuffix(r.URL.Path, "/") // -public-url ends with a slash
 	switch {
 	case !d.flags.open && !d.flags.requireClaim && isProxied(r):
 		return httpErrorf(http.StatusBadRequest,
@@ -526,7 +532,7 @@ func (d *daemon) route(w http.ResponseWriter, r *http.Request) error {
 	case r.Method == http.MethodGet && accepts(r.Header, "text/html"):
 		d.servePage(w, r) // at any path, as people mistype addresses
 		return nil
-	case r.URL.Path != "/" && r.URL.Path != "/mcp":
+	case path != "" && path != "/mcp":
 		writeMCPError(w, errNothing) // not logged: clients that look for a login send several
 		return nil
 	}
@@ -584,7 +590,7 @@ func (d *daemon) followModules(ctx context.Context) {
 		}
 		modules := d.app.report(d.registry, scopeAll(), d.record.URL)
 		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
-			d.log.Warn("writing the report", "err", err)
+			d.log.Warn("the report was not written", "err", err)
 		}
 		if settled {
 			logReady() // not shown before the banner

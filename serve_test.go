@@ -93,7 +93,7 @@ func TestServeRefuses(t *testing.T) {
 			"without a path"},
 		{"a host with a scheme", "-allow-host https://x.example", nil, 2, "host name"},
 		{"a negative time", "-call-timeout -5s", nil, 2, "want 0 or more"},
-		{"half a certificate", "-tls-cert x", nil, 1, "-tls-cert and -tls-key: "},
+		{"half a certificate", "-tls-cert x", nil, 2, "-tls-cert and -tls-key: "},
 		{"an unknown log form", "-log xml", nil, 2, "text or json"},
 		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, " is empty"},
 		{"its own folder from within", dir,

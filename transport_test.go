@@ -346,7 +346,7 @@ func TestBatchesAreRefused(t *testing.T) {
 		})
 	})
 	t.Run("HTTP+SSE", func(t *testing.T) {
-		c := connectSSE(t, d.URL, func(r *http.Request) { r.URL.Path = "/mcp" })
+		c := connectSSE(t, d.URL, func(r *http.Request) { r.URL.Path = "/mcp/" })
 		checkNext(t, func(s string) { c.post(s) }, func() string {
 			return wantEvent(t, c.events).data
 		})
