@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -87,7 +88,12 @@ func approve(
 // Content of a valid source, and its Invalid: to errUnapproved if the source is below a served DIR
 // whose record has no such source with this content.
 func (r *Registry) approval() func(*source) {
-	list, _ := readApprovals(r.Approved) // usher approve shows the error
+	list, err := readApprovals(r.Approved)
+	unapproved := errUnapproved
+	if err != nil {
+		unapproved = httpErrorf(http.StatusBadGateway, "%v", errUnapproved).
+			because(fmt.Errorf("%w: %w", errUnapproved, err))
+	}
 	return func(s *source) {
 		if s.Invalid != nil || r.Approved == "" {
 			return
@@ -95,7 +101,7 @@ func (r *Registry) approval() func(*source) {
 		s.Invalid = s.readContent(r.Served)
 		for _, root := range r.Served {
 			if s.Invalid == nil && s.isBelow(root) && list[root][s.approvalKey()] != s.Content {
-				s.Invalid = errUnapproved
+				s.Invalid = unapproved
 			}
 		}
 	}

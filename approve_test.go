@@ -179,6 +179,23 @@ func TestApprovalCountsUnderItsDIR(t *testing.T) {
 	check(t, "refused by its link", refusedModules(t, data, other, dir), []string{"m"})
 }
 
+// A broken record approves nothing, and the owner reads that it is broken.
+func TestBrokenRecordApprovesNothing(t *testing.T) {
+	t.Parallel()
+	dir, data := tempDir(t), t.TempDir()
+	write(t, dir+"/m.usher.py", "")
+	write(t, data+"/"+approvedName, "{")
+	r := registryOf(t, registryConfig{
+		Roots:    []string{dir},
+		Approved: data + "/" + approvedName,
+		Served:   []string{dir},
+	})
+	err := r.catalog.Load().modules[0].Err
+	check(t, "it is not approved", errors.Is(err, errUnapproved), true)
+	checkContains(t, "the owner's text", explain(err), errUnapproved.Error(), approvedName, "is broken")
+	checkOmits(t, "the clients' text", err.Error(), approvedName)
+}
+
 // A virtual environment that appears beside an approved module does not run before it is
 // approved.
 func TestNewPythonIsRefused(t *testing.T) {
