@@ -608,6 +608,14 @@ func faultLine(details, file string) string {
 	return "see usher modules"
 }
 
+// noMethods says what makes a function of a single-file module a method.
+var noMethods = map[Kind]string{
+	kindGo:     "begin the name of a function with a capital letter",
+	kindPython: "define a function at the top level, without _ before its name",
+	kindNode:   "export a function",
+	kindShell:  "put a comment above a function",
+}
+
 // newModule returns the module that a pool serves, if that offers what the manifest says.
 func newModule(p *pool, offered *manifest) *Module {
 	m := &Module{source: p.source, manifest: *offered, pool: p}
@@ -619,7 +627,7 @@ func newModule(p *pool, offered *manifest) *Module {
 		}
 	}
 	if len(m.Methods)+len(m.Problems) == 0 && m.Kind.singleFile() {
-		m.Problems = append(m.Problems, "no methods: usher new writes a module with some")
+		m.Problems = append(m.Problems, "no methods: "+noMethods[m.Kind])
 	}
 	return m
 }
@@ -655,6 +663,6 @@ func (o *moduleOwner) writeCache(s source, m *manifest) {
 	m.Key = s.cacheKey()
 	m.Parts = *o.loaded.Load()
 	if err := writeFile(o.registry.cachePath(s), marshal(m), os.O_TRUNC, 0o600); err != nil {
-		o.log.Warn("writing the cache", "err", err) // it costs time at the next start
+		o.log.Warn("the cache was not written", "err", err) // it costs time at the next start
 	}
 }
