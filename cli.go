@@ -171,7 +171,10 @@ func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 func explainFlag(fs *flag.FlagSet, err error) error {
 	unknown, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
 	if !ok {
-		const want = "want a number, a duration (5m), true or false"
+		want := "want a duration, such as 5m"
+		if strings.HasPrefix(err.Error(), "invalid boolean") {
+			want = "want true or false"
+		}
 		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
 	}
 	var known []string
@@ -511,13 +514,18 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		URL string // "" if no daemon is running
 	}{c, daemon.URL}, asJSON)
 	// Only warnings: the claim is valid, and the daemon or the module may come later.
-	if daemon.URL != "" && !daemon.RequireClaim {
-		a.warnf("claim: clients without a valid code see everything: restart serve with -require-claim")
-	}
+	a.warnIfOpen(daemon)
 	if len(scanFolders([]string{dir}).sources) == 0 {
 		a.warnf("claim: no modules below %s yet", sanitize(dir))
 	}
 	return nil
+}
+
+// warnIfOpen warns that a running daemon requires no claim.
+func (a *app) warnIfOpen(daemon daemonRecord) {
+	if daemon.URL != "" && !daemon.RequireClaim {
+		a.warnf("claim: clients without a valid code see everything: restart serve with -require-claim")
+	}
 }
 
 // revokeClaims removes the claims with these codes. After an error for one code, it
@@ -537,6 +545,9 @@ func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
 		}
 		a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n",
 			c.Code.Dashed(), sanitize(c.ScopeDir))
+	}
+	if failed == nil {
+		a.warnIfOpen(readDaemon(a.data))
 	}
 	return failed
 }

@@ -167,8 +167,9 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	checkContains(t, "usher modules -claim", shown, "a_x")
 	checkOmits(t, "usher modules -claim", shown+hidden, "b_x")
 	check(t, "hidden modules", strings.Count(hidden, "  hidden: "), 1)
-	wantUsher(t, 0, "Revoked ", "claim", "revoke",
-		strings.ToLower(code[:3]+"-"+code[3:]), "-base", base)
+	out, errs, _ := usher(t, "claim", "revoke", strings.ToLower(code[:3]+"-"+code[3:]), "-base", base)
+	checkContains(t, "usher claim revoke", out, "Revoked ")
+	checkContains(t, "the warning", errs, "clients without a valid code see everything")
 	check(t, "tools after the revoke", len(c.tools()), 0)
 	for _, present := range []func(*http.Request){inHeader(code), inQuery(code),
 		inAuthorization("Bearer " + code)} {
@@ -219,9 +220,12 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"claim -port 3001", 2, "unknown flag -port: see usher help"},
 		{"claim examples", 2, "-scope takes a folder"},
 		{"serve -addr :4000", 2, "use -addr 127.0.0.1:4000"},
-		{"serve -idle 5", 2, "(5m)"},
+		{"serve -idle 5", 2, "-idle: want a duration, such as 5m"},
+		{"serve -open=yes", 2, "-open: want true or false"},
+		{"serve -watch=yes", 2, "-watch: want true or false"},
+		{"serve -tls-key x", 2, "-tls-cert and -tls-key: want both"},
 		{"call a x name=Ada -dir DIR", 2, `'{"name":"Ada"}'`},
-		{"call none x -dir DIR", 1, "none.usher.sh has no methods"},
+		{"call none x -dir DIR", 1, "none.usher.sh has no methods: put a comment above a function"},
 		{"completion tcsh", 2, "want bash, zsh or fish"},
 		{"modules -scope ", 2, "no such folder"},
 		{"modules -scope cli.go", 2, "want a folder, not a file"},
