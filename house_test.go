@@ -49,7 +49,7 @@ var layers = []struct {
 // indentation. A tab counts 4 columns.
 const (
 	maxFiles          = 34
-	maxProgramText    = 258_500 // characters
+	maxProgramText    = 258_800 // characters
 	maxRuntimeText    = 73_000  // characters of the shims and the generated Go main, trailing comments included
 	maxScopeLines     = 1000    // lines of code in scopeFiles together
 	maxFileLines      = 600     // lines of code

@@ -570,9 +570,10 @@ func (w *Worker) endCall(c *call, cancelled error) {
 	var asks []*clientRequest
 	w.update(func(s *workerState) {
 		if s.calls[c.id] == c && cancelled != nil && c.ofClient() {
-			c.cancelled = time.Now()
-			c.timer = time.AfterFunc(cancelTimeout, func() { w.onSilence(c) })
-			s.cancelled[c.id] = c
+			// A call without its caller, who would keep the request.
+			running := &call{id: c.id, slot: c.slot, cancelled: time.Now()}
+			running.timer = time.AfterFunc(cancelTimeout, func() { w.onSilence(running) })
+			s.cancelled[c.id] = running
 			s.unsure = true
 		} else {
 			c.slot.release()
