@@ -402,6 +402,7 @@ func TestPublicURLIsPrinted(t *testing.T) {
 		strings.TrimSuffix(public, "/"),
 		"-require-claim", "-allow-host", "2001:db8::1")
 	check(t, "the URL of serve", d.URL, public)
+	checkOmits(t, "the log", d.Log.String(), "set -public-url")
 	wantUsher(t, 0, public, "claim", "-scope", dir, "-base", base)
 	wantUsher(t, 0, public+"webhook/hooks/handleX", "modules", dir, "-base", base)
 	_, address, _ := strings.Cut(d.Log.String(), "address=")

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +47,8 @@ func TestProxyIsForeign(t *testing.T) {
 			}
 			d := daemonOptions{env: env}.startReady(t, dir, row.flags...)
 			wantStatus(t, "a delivery", d.deliver(t, "a/handleIt", `{}`, shown), row.own)
+			warns := strings.Contains(d.Log.String(), "set -public-url")
+			check(t, "a warning about the URL", warns, slices.Contains(row.flags, "0.0.0.0:0"))
 			for _, header := range []string{
 				"X-Forwarded-For: 198.51.100.1",
 				"X-Forwarded-Proto: https",
