@@ -383,7 +383,7 @@ func TestFailedListHidesNoTools(t *testing.T) {
 	checkContains(t, "usher modules", out, "note: prompts/list: no prompts/list",
 		"note: prompts/list: the list is larger than 16 MiB",
 		"note: tools/list: bad is left out")
-	const shared = "note: r://one: this resource is not offered, as several modules have its URI"
+	const shared = "note: these resources are not offered, as several modules have their URIs: r://one"
 	check(t, "notes of shared URIs", strings.Count(out, shared), 2)
 	for list, item := range map[string]string{
 		"tools": `{"inputSchema":{"type":"object"}}`, "resources": `{"name":"a"}`,

@@ -130,11 +130,16 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 				tool.Method, hook.HookPath, itemNames(claimants))
 		}
 	}
+	var shared []string
 	for _, raw := range m.Lists["resources"] {
 		uri := members(raw).text("uri")
 		if len(view.items["resources"][uri]) > 1 {
-			note("%s: this resource is not offered, as several modules have its URI", uri)
+			shared = append(shared, uri)
 		}
+	}
+	if shared != nil {
+		note("these resources are not offered, as several modules have their URIs: %s",
+			strings.Join(shared, ", "))
 	}
 }
 
