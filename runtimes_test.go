@@ -206,12 +206,6 @@ func TestUnreadableFilesKeepTheirModules(t *testing.T) {
 // An entry of a .mcp.json that can be started gets no secret, has a name and a folder, and
 // reads the same each time.
 func FuzzParseConfig(f *testing.F) {
-	f.Add([]byte(`{"mcpServers":{"m":{"command":"${A:-b}","args":["${C}"],"env":{"D":"e"}}}}`))
-	f.Add([]byte(`{"mcpServers":{"m":{"command":"${GITHUB_WEBHOOK_SECRET}","cwd":"${x_signing_secret:-a}"},` +
-		`"a b":{"command":"c"},"d":{"disabled":true}}}`))
-	f.Add([]byte("\ufeff" +
-		`{"mcpServers":{"m":{"command":"c","cwd":"../d","shared":true,"type":"stdio","url":"x"},` +
-		`"n":{"url":"http://x"}}}`))
 	const secret = "5e0c1a7"
 	f.Setenv("GITHUB_WEBHOOK_SECRET", secret)
 	f.Setenv("x_signing_secret", secret)

@@ -361,10 +361,6 @@ func TestBytesBecomeAResult(t *testing.T) {
 
 // The text that is left has no tags, and there are none if the rules allow none.
 func FuzzParseDoc(f *testing.F) {
-	f.Add("Text.\n@param {string} [a=1] text\n  more\n@webhook a/b\n" +
-		" @signature\tgithub X_WEBHOOK_SECRET\n@readonly\n@other")
-	f.Add("@param {{a: {b}}} p - text\r\n@webhook")
-	f.Add("\u00a0@webhook\u2003x\n@webhooks y\n@param\n  z")
 	f.Fuzz(func(t *testing.T, doc string) {
 		tagged := func(tags docTags) bool {
 			// A misplaced @signature stays in the text, and lets nothing in.
@@ -400,12 +396,6 @@ func FuzzParseDoc(f *testing.F) {
 
 // A tool's definition is the same when it is read again, and has no parameter _webhook.
 func FuzzParseMethod(f *testing.F) {
-	f.Add(`{"name":"x","description":"a\n@param {string} [b=1] c\n@webhook d/e\n@signature github F",`+
-		`"inputSchema":{"type":"object","properties":{"b":{}}}}`, "shell")
-	f.Add(`{"name":"x","description":"@param {object} p\n@param p.q.r s","inputSchema":{`+
-		`"type":"object"}}`, "node")
-	f.Add(`{"name":"x","inputSchema":{"type":"object","required":["_webhook","a"],`+
-		`"properties":{"_webhook":{},"a":{"x-mcp-header":"A","type":"string"}}}}`, "hosted")
 	f.Fuzz(func(t *testing.T, definition, kind string) {
 		raw := json.RawMessage(definition)
 		if checkJSON(raw, "it") != nil || checkDefinition("tools", raw) != nil {
@@ -428,17 +418,6 @@ func FuzzParseMethod(f *testing.F) {
 
 // Arguments that fit are an object, and fit again as they were returned.
 func FuzzCheckArguments(f *testing.F) {
-	f.Add(`{"type":"object","properties":{"a":{"type":"integer","minimum":1},`+
-		`"b":{"anyOf":[{"type":"string"},{"$ref":"#/$defs/c"}]}},"required":["a"],`+
-		`"additionalProperties":false,`+
-		`"$defs":{"c":{"type":["null","array"],"items":{"enum":["x",1]}}}}`,
-		`{"a":1,"b":["x",1]}`)
-	f.Add(`{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}}`, `{}`)
-	f.Add(`{"properties":{"a":{"type":"string","format":"date-time"},`+
-		`"b":{"type":"string","contentEncoding":"base64"}}}`,
-		`{"a":null,"a":"2026-11-21T10:00:00Z","b":"AA=="}`)
-	f.Add(`{"properties":{"a":false,"b":true},"additionalProperties":{`+
-		`"type":"number"}}`, `{"b":1e999,"c":1.0}`)
 	f.Fuzz(func(t *testing.T, text, arguments string) {
 		invalid := checkJSON([]byte(text), "it") != nil ||
 			checkJSON([]byte(arguments), "it") != nil

@@ -394,12 +394,6 @@ func TestScopeNeverWidens(t *testing.T) {
 // The code comes from the first of three places that is not empty. No query that mentions a
 // claim counts as no code.
 func FuzzPresentedCode(f *testing.F) {
-	f.Add("R3K-9QZ", "claim=222222", "Bearer 333333")
-	f.Add("", "x=1&claim=r3k9qz&claim=222222", "")
-	f.Add("", "claim=%zz;claim=222222", "bearer r3k 9qz")
-	f.Add(" ", "claim=", "Bearer eyJhbGciOi")
-	f.Add("", "", "Basic 222222")
-	f.Add("", "%43laim=222222", "Bearer 2222223333334")
 	f.Fuzz(func(t *testing.T, header, query, authorization string) {
 		r := &http.Request{URL: &url.URL{RawQuery: query}}
 		r.Header = http.Header{claimHeader: {header}, "Authorization": {authorization}}

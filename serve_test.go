@@ -21,12 +21,6 @@ import (
 
 // A size is a number and a unit, and nothing else.
 func FuzzParseSize(f *testing.F) {
-	for _, s := range []string{
-		"4MiB", "1", "1024GiB", "1025GiB", "0", "-1", "4 MiB", "4MiB x", "+4", "1e3", "4MB",
-		"99999999999999999999", "1099511627776", "0x10", "٤",
-	} {
-		f.Add(s)
-	}
 	check(f, "no bytes", formatSize(0), "0 bytes")
 	form := regexp.MustCompile(`^([0-9]+)(KiB|MiB|GiB)?$`)
 	f.Fuzz(func(t *testing.T, s string) {

@@ -511,9 +511,6 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 // No header, whatever is in it, is taken for a signature that was not made with the key.
 func FuzzSignatureHeaders(f *testing.F) {
 	now := time.Unix(1_700_000_000, 0)
-	for scheme := range schemeForms {
-		f.Add(scheme, "msg_1", "1700000000", "v1,AAAA v0=00 t=1700000000,v1=00", []byte(`{}`))
-	}
 	f.Fuzz(func(t *testing.T, scheme, id, stamp, signature string, body []byte) {
 		if schemeForms[scheme] == "" {
 			return
@@ -552,10 +549,6 @@ func FuzzSignatureHeaders(f *testing.F) {
 // A tag is a rule that names a scheme and a variable, or one that says what is wrong; there
 // is no third.
 func FuzzParseSignature(f *testing.F) {
-	for _, s := range []string{"", "github K", "github  K\t", "md5 K", "github K K",
-		"github \u00a0K", "stripe 1"} {
-		f.Add(s)
-	}
 	f.Fuzz(func(t *testing.T, s string) {
 		line := "@signature " + strings.NewReplacer("\n", " ", "\r", " ").Replace(s)
 		r, err := parseSignature(line, func(string) string { return "a2V5" })

@@ -303,10 +303,6 @@ func TestStdioAnswersInOrder(t *testing.T) {
 
 // Several lines of Accept count as one, and a longer list never allows less.
 func FuzzAccepts(f *testing.F) {
-	f.Add("application/json", "text/event-stream")
-	f.Add("text/event-stream;q=0.9, */*", "text/html")
-	f.Add("TEXT/*", "application/*;v=\",\"")
-	f.Add("", ",")
 	f.Fuzz(func(t *testing.T, a, b string) {
 		allows := func(values ...string) bool {
 			return accepts(http.Header{"Accept": values}, streamTypes...)

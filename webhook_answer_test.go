@@ -233,15 +233,6 @@ func TestWebhookLogSaysWhy(t *testing.T) {
 
 // A method's own answer is an HTTP answer, or is refused.
 func FuzzWebhookOwnAnswer(f *testing.F) {
-	for _, s := range []string{
-		`{}`, `{"status":204,"body":"x"}`, `{"headers":{"a":"b","A":"c\t"},"body":[1]}`,
-		`{"headers":{"a":"x\r\ny"}}`,
-		`{"headers":{"content-length":"1"}}`, `{"status":1e2}`, `{"status":-0}`,
-		`{"status":"200"}`,
-		`{"headers":{"\u00e9":"x"}}`, `{"headers":{"a":"\u0001"}}`, `{"body":null}`, `5`,
-	} {
-		f.Add(s)
-	}
 	f.Fuzz(func(t *testing.T, s string) {
 		if checkJSON([]byte(s), "it") != nil {
 			return
