@@ -467,8 +467,8 @@ func TestPrintedCurlWorks(t *testing.T) {
 	long(t)
 	need(t, "curl")
 	dir, base := t.TempDir(), t.TempDir()
-	writeTools(t, dir+"/forms.usher", fakeTool{Name: "handle_all"},
-		fakeTool{Name: "handle_signed", Doc: "@signature github X_SIGNING_SECRET"})
+	writeTools(t, dir+"/forms.usher", "handle_all",
+		"handle_signed: @signature github X_SIGNING_SECRET")
 	env := map[string]string{webhookSecretVar: testSecret, "X_SIGNING_SECRET": "k"}
 	daemonOptions{base: base, env: env}.startReady(t, dir)
 	_, line, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-base", base, dir),

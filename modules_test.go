@@ -377,7 +377,7 @@ func TestFailedListHidesNoTools(t *testing.T) {
 	writeFakes(t, dir, "a: good tools=x prompts=fail", "b: good tools=x prompts=endless",
 		"d: good tools=x res=r", "e: good tools=x res=r")
 	writeFake(t, dir+"/c.usher", "good toolsIn="+dir+"/tools")
-	write(t, dir+"/tools", `[{"Name":"bad","Schema":"{\"type\":\"array\"}"},{"Name":"x"}]`)
+	write(t, dir+"/tools", `["bad {\"type\":\"array\"}","x"]`)
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "b_x", "c_x", "d_x", "e_x")
 	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "note: prompts/list: no prompts/list",
@@ -400,8 +400,7 @@ func TestListsBelongToProcesses(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	tools := func(more string) {
-		const both = `[{"Name":"grow","Does":"grow"},{"Name":"crash","Does":"crash"}`
-		write(t, dir+"/tools", both+more+"]")
+		write(t, dir+"/tools", `["grow=grow","crash=crash"`+more+"]")
 	}
 	tools("")
 	writeFake(t, dir+"/own.usher", "good toolsIn="+dir+"/tools")
@@ -409,7 +408,7 @@ func TestListsBelongToProcesses(t *testing.T) {
 	d := startDaemon(t, dir)
 	c, other := connect(t, d.URL), connect(t, d.URL)
 	c.awaitTools("own_crash", "own_grow", "shared_grow")
-	tools(`,{"Name":"late"}`)
+	tools(`,"late"`)
 	events, _ := c.listen()
 	check(t, "failure", c.call("own_grow", "").failure()+
 		c.call("shared_grow", "").failure(), "")

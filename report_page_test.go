@@ -23,11 +23,11 @@ func pageModules(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	script := "</dl><script>document.title='taken'</script><img src=x onerror=alert(1)>{{.Nonce}}."
 	writeTools(t, dir+"/proj/a.usher",
-		fakeTool{Name: "handleIt", Doc: `Takes <b>it</b> & "more".`},
-		fakeTool{Name: "plain", Doc: script, Schema: mirrorSchema})
-	writeTools(t, dir+"/proj/t.usher", fakeTool{Name: "handleTwin"})
-	writeTools(t, dir+"/other/b.usher", fakeTool{Name: "secret", Doc: "Keeps it."})
-	writeTools(t, dir+"/other/t.usher", fakeTool{Name: "handleTwin"})
+		`handleIt: Takes <b>it</b> & "more".`,
+		"plain "+mirrorSchema+": "+script)
+	writeTools(t, dir+"/proj/t.usher", "handleTwin")
+	writeTools(t, dir+"/other/b.usher", "secret: Keeps it.")
+	writeTools(t, dir+"/other/t.usher", "handleTwin")
 	write(t, dir+"/other/broken.usher", "not an executable")
 	return dir
 }

@@ -240,12 +240,12 @@ func TestSignatureIsRecent(t *testing.T) {
 // signedModule has a method for each scheme.
 func signedModule(t *testing.T) (dir string, env map[string]string) {
 	dir, env = t.TempDir(), map[string]string{}
-	tools := []fakeTool{{Name: "handlePlain"}, {Name: "handleRuns", Does: "runs"}}
+	tools := []string{"handlePlain", "handleRuns=runs"}
 	for _, scheme := range sortedKeys(schemeForms) {
 		name := "WH_" + strings.ToUpper(scheme) + "_SIGNING_SECRET"
 		env[name] = shownKey(scheme, "k")
-		tools = append(tools, fakeTool{Name: "handle_" + scheme,
-			Doc: "Takes it.\n@signature " + scheme + " " + name + "\nAnd more."})
+		tools = append(tools,
+			"handle_"+scheme+": Takes it.\n@signature "+scheme+" "+name+"\nAnd more.")
 	}
 	writeTools(t, dir+"/m.usher", tools...)
 	return dir, env
@@ -361,13 +361,13 @@ func TestSignatureOfEachProvider(t *testing.T) {
 	rows := providerRow.FindAllStringSubmatch(readFile(t, "docs/webhooks.md"), -1)
 	check(t, "rows of the table", len(rows), len(providers))
 	env := map[string]string{webhookSecretVar: testSecret}
-	var tools []fakeTool
+	var tools []string
 	for i, row := range rows {
 		env[row[3]] = shownKey(strings.Fields(row[2])[1], "key-of-"+row[3])
 		if row[1] == "Supabase Auth" {
 			env[row[3]] = "v1," + env[row[3]]
 		}
-		tools = append(tools, fakeTool{Name: fmt.Sprint("handle", i), Doc: row[2]})
+		tools = append(tools, fmt.Sprint("handle", i, ": ", row[2]))
 	}
 	d := daemonOptions{env: env}.startTools(t, "-accept-signatures", tools...)
 	refusal := d.deliver(t, "no/such/path", `{}`).Body
@@ -408,8 +408,8 @@ func TestSignatureChallenges(t *testing.T) {
 		"DISCORD_SIGNING_SECRET": shownKey("discord", "k"),
 	}
 	d := daemonOptions{env: env}.startTools(t, "",
-		fakeTool{Name: "handleZoom", Doc: "@signature zoom ZOOM_WEBHOOK_SECRET"},
-		fakeTool{Name: "handleDiscord", Doc: "@signature discord DISCORD_SIGNING_SECRET"})
+		"handleZoom: @signature zoom ZOOM_WEBHOOK_SECRET",
+		"handleDiscord: @signature discord DISCORD_SIGNING_SECRET")
 	const challenge = `{"event":"endpoint.url_validation","payload":{"plainToken":"qgg8vlvZRS6UYooatFL8Aw"}}`
 	answer := `{"plainToken":"qgg8vlvZRS6UYooatFL8Aw","encryptedToken":"` +
 		hex.EncodeToString(hmacOf("k", "qgg8vlvZRS6UYooatFL8Aw")) + `"}`
@@ -437,8 +437,7 @@ func TestEditedRuleVerifies(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	sign := func(key string) {
-		writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt",
-			Doc: "@signature github " + key + "_SIGNING_SECRET"})
+		writeTools(t, dir+"/m.usher", "handleIt: @signature github "+key+"_SIGNING_SECRET")
 	}
 	sign("A")
 	env := map[string]string{"A_SIGNING_SECRET": "a", "B_SIGNING_SECRET": "b"}
@@ -469,9 +468,9 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 		{"@signature token WH_KEY_SIGNING_SECRET", "such as @signature token X-Signature WH_KEY"},
 		{"@signature hmac X-Signature: WH_KEY_SIGNING_SECRET", "the name of a header"},
 	}
-	tools := []fakeTool{{Name: "handleRuns", Does: "runs"}}
+	tools := []string{"handleRuns=runs"}
 	for i, p := range problems {
-		tools = append(tools, fakeTool{Name: fmt.Sprint("handle", i), Doc: p.doc})
+		tools = append(tools, fmt.Sprint("handle", i, ": ", p.doc))
 	}
 	writeTools(t, dir+"/m.usher", tools...)
 	env := map[string]string{

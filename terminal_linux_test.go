@@ -69,7 +69,7 @@ func TestBanner(t *testing.T) {
 				writeFake(t, dir+"/db.usher", "good slowstart=500 "+many)
 				write(t, dir+"/f.usher.go", "package f\n")
 				writeTools(t, dir+"/hooks.usher",
-					fakeTool{Name: "handle_x", Doc: "@signature github X_SIGNING_SECRET"})
+					"handle_x: @signature github X_SIGNING_SECRET")
 				tt.says = append(tt.says,
 					"  ready    a_name_of_20_letters a_name_of_20_letters_x\n",
 					"  ready    db                   (see usher modules) db_x, db_yyy",

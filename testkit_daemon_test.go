@@ -78,7 +78,7 @@ func (o daemonOptions) startReady(t *testing.T, dir string, flags ...string) *te
 }
 
 // startTools is startReady for a workspace with a module, m, that has these tools.
-func (o daemonOptions) startTools(t *testing.T, flags string, tools ...fakeTool) *testDaemon {
+func (o daemonOptions) startTools(t *testing.T, flags string, tools ...string) *testDaemon {
 	t.Helper()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", tools...)

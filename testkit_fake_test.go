@@ -22,7 +22,7 @@ import (
 // writeFake writes an executable module that runs a fake with these traits, separated
 // by spaces. Tools given here replace those of the trait tools=. The file is replaced
 // at once, as editors do.
-func writeFake(t *testing.T, path, traits string, tools ...fakeTool) {
+func writeFake(t *testing.T, path, traits string, tools ...string) {
 	t.Helper()
 	exe := testBinary(t)
 	if len(tools) > 0 {
@@ -33,7 +33,7 @@ func writeFake(t *testing.T, path, traits string, tools ...fakeTool) {
 }
 
 // writeTools writes a fake with these tools.
-func writeTools(t *testing.T, path string, tools ...fakeTool) {
+func writeTools(t *testing.T, path string, tools ...string) {
 	t.Helper()
 	writeFake(t, path, "fixed", tools...)
 }
@@ -50,16 +50,24 @@ func writeShared(t *testing.T, dir, name, traits string) {
 }
 
 // fakeTools returns the trait of a fake with these tools.
-func fakeTools(t *testing.T, tools ...fakeTool) string {
+func fakeTools(t *testing.T, tools ...string) string {
 	t.Helper()
 	path := t.TempDir() + "/tools.json"
 	write(t, path, string(marshal(tools)))
 	return "toolsIn=" + path
 }
 
-// fakeTool describes a tool of a fake. Does is one of the words at the top of
+// fakeTool describes a tool of a fake. does is one of the words at the top of
 // testkit_main_test.go; "" returns the arguments.
-type fakeTool struct{ Name, Doc, Does, Schema string }
+type fakeTool struct{ name, doc, does, schema string }
+
+// parseTool returns a tool written as "NAME=DOES SCHEMA: DOC". Only the name is required.
+func parseTool(text string) fakeTool {
+	head, doc, _ := strings.Cut(text, ": ")
+	head, schema, _ := strings.Cut(head, " ")
+	name, does, _ := strings.Cut(head, "=")
+	return fakeTool{name, doc, does, schema}
+}
 
 // usualTools are the tools of a fake without the trait tools.
 const usualTools = "echo,sleep,crash,progress,log,pid,env,count,fail,big,error,grow"
@@ -135,12 +143,16 @@ func (f *fakeServer) has(trait string) bool {
 // setTools sets the tools that the traits name.
 func (f *fakeServer) setTools() {
 	if path, ok := f.traits["toolsIn"]; ok {
+		var tools []string
 		raw, err := os.ReadFile(path)
 		if err == nil {
-			err = json.Unmarshal(raw, &f.tools)
+			err = json.Unmarshal(raw, &tools)
 		}
 		if err != nil {
 			panic(err)
+		}
+		for _, tool := range tools {
+			f.tools = append(f.tools, parseTool(tool))
 		}
 		return
 	}
@@ -155,10 +167,10 @@ func (f *fakeServer) setTools() {
 
 // addTool adds a tool that does what its name says.
 func (f *fakeServer) addTool(name string) {
-	tool := fakeTool{Name: name, Doc: "The tool " + name + ".",
-		Does: strings.ToLower(strings.TrimPrefix(name, "handle"))}
+	does := strings.ToLower(strings.TrimPrefix(name, "handle"))
+	tool := fakeTool{name, "The tool " + name + ".", does, ""}
 	if name == "mirror" {
-		tool.Schema = mirrorSchema
+		tool.schema = mirrorSchema
 	}
 	f.tools = append(f.tools, tool)
 }
@@ -230,7 +242,7 @@ func (f *fakeServer) grow() {
 	f.mu.Lock()
 	n := 1
 	for _, tool := range f.tools {
-		if strings.HasPrefix(tool.Name, "extra") {
+		if strings.HasPrefix(tool.name, "extra") {
 			n++
 		}
 	}
@@ -300,8 +312,8 @@ func (f *fakeServer) list() json.RawMessage {
 	defer f.mu.Unlock()
 	tools := []json.RawMessage{}
 	for _, tool := range f.tools {
-		schema := json.RawMessage(cmp.Or(tool.Schema, `{"type":"object"}`))
-		text := object{{"name", quote(tool.Name)}, {"description", quote(tool.Doc)},
+		schema := json.RawMessage(cmp.Or(tool.schema, `{"type":"object"}`))
+		text := object{{"name", quote(tool.name)}, {"description", quote(tool.doc)},
 			{"inputSchema", schema}}
 		tools = append(tools, text.encode())
 	}
@@ -357,7 +369,7 @@ func (f *fakeServer) begin(msg *Message) {
 	f.runs[name]++
 	c.gate = f.gate
 	for _, tool := range f.tools {
-		if tool.Name == name {
+		if tool.name == name {
 			c.tool = tool
 		}
 	}
@@ -387,7 +399,7 @@ func (c *fakeCall) run() {
 
 // answer does what the tool does, and returns the message that answers; nil for none.
 func (c *fakeCall) answer() []byte {
-	switch c.tool.Does {
+	switch c.tool.does {
 	case "fault":
 		return encodeError(c.id,
 			rpcErrorf(c.number("code"), "%s", stringField(c.args, "message")))
@@ -421,7 +433,7 @@ func textResult(s string) json.RawMessage {
 // result does what the tool does, and returns its result; nil if the call was cancelled.
 func (c *fakeCall) result() json.RawMessage {
 	f := c.f
-	switch c.tool.Does {
+	switch c.tool.does {
 	case "":
 		return toolResult(json.RawMessage(cmp.Or(string(c.args), "{}"))).encode()
 	case "result":
@@ -430,9 +442,9 @@ func (c *fakeCall) result() json.RawMessage {
 		return c.wait("fake: sleeping",
 			time.After(time.Duration(c.number("ms"))*time.Millisecond), nil)
 	case "hold":
-		return c.wait("fake: began "+c.tool.Name, nil, c.gate)
+		return c.wait("fake: began "+c.tool.name, nil, c.gate)
 	case "never":
-		return c.wait("fake: began "+c.tool.Name, nil, nil)
+		return c.wait("fake: began "+c.tool.name, nil, nil)
 	case "release":
 		f.mu.Lock()
 		close(f.gate)
@@ -464,8 +476,8 @@ func (c *fakeCall) result() json.RawMessage {
 	case "runs", "count":
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if c.tool.Does == "count" {
-			return textResult(strconv.Itoa(f.runs[c.tool.Name]))
+		if c.tool.does == "count" {
+			return textResult(strconv.Itoa(f.runs[c.tool.name]))
 		}
 		return toolResult(marshal(f.runs)).encode()
 	case "fail":
@@ -493,7 +505,7 @@ func (c *fakeCall) wait(said string, timer <-chan time.Time, gate <-chan struct{
 	case <-timer:
 	case <-gate:
 	case <-c.cancelled:
-		fmt.Fprintln(os.Stderr, "fake: cancelled", c.tool.Name)
+		fmt.Fprintln(os.Stderr, "fake: cancelled", c.tool.name)
 		return nil
 	}
 	return textResult(string(c.params))

@@ -26,7 +26,7 @@
 //
 //	good            none
 //	tools=a,b       its tools, each of which does what its name says, handle left out
-//	toolsIn=FILE    its tools, as JSON
+//	toolsIn=FILE    its tools, as a JSON list of texts: see parseTool
 //	await=ADDRESS   answers initialize when nothing listens there any longer
 //	child           starts a process that sleeps
 //	dies            ends at once, with a word on stderr
@@ -46,7 +46,7 @@
 //	wants           asks for a form in prompts/get, resources/read and
 //	                resources/subscribe, and returns what came back
 //
-// Its tools, described by fakeTool, return their arguments as structured content, or do one of:
+// Its tools, written as for parseTool, return their arguments as structured content, or do one of:
 //
 //	ask             asks its client: see fakeAsk
 //	big {bytes}     returns as many bytes

@@ -27,8 +27,8 @@ const (
 // its own _response.
 func TestWebhookAnswers(t *testing.T) {
 	t.Parallel()
-	d := daemonOptions{}.startTools(t, "", fakeTool{Name: "handleIt", Does: "result"},
-		fakeTool{Name: "handleFault", Does: "fault"})
+	d := daemonOptions{}.startTools(t, "", "handleIt=result",
+		"handleFault=fault")
 	own := func(response string) string { return shownObject(`{"_response":` + response + `}`) }
 	content := func(blocks string) string { return `{"content":[` + blocks + `]}` }
 	const image = `{"type":"image","data":"AA==","mimeType":"image/png"}`
@@ -108,11 +108,11 @@ func wantAnswer(t *testing.T, a answer, status int, kind, body string) {
 func TestWebhookFailures(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
-		fakeTool{Name: "handleCrash", Does: "crash"},
-		fakeTool{Name: "handleNever", Does: "never"},
-		fakeTool{Name: "handleHold", Does: "hold"})
-	writeTools(t, dir+"/other.usher", fakeTool{Name: "handleGone", Does: "hold"})
+	writeTools(t, dir+"/m.usher", "handleIt",
+		"handleCrash=crash",
+		"handleNever=never",
+		"handleHold=hold")
+	writeTools(t, dir+"/other.usher", "handleGone=hold")
 	d := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "1s")
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
 	wantStatus(t, "after a crash", d.deliver(t, "m/handleIt", `{}`), 200)
@@ -141,8 +141,8 @@ func TestWebhookFailures(t *testing.T) {
 func TestWebhookNeedsItsModule(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
-		fakeTool{Name: "handleNever", Does: "never"})
+	writeTools(t, dir+"/m.usher", "handleIt",
+		"handleNever=never")
 	d := daemonOptions{}.startReady(t, dir, "-call-timeout", "1s")
 	checkError(t, "no answer within -call-timeout", d.deliver(t, "m/handleNever", `{}`), 504)
 	c := connect(t, d.URL)
@@ -177,10 +177,10 @@ func TestWebhookLogSaysWhy(t *testing.T) {
 		"WH_BADKEY_SIGNING_SECRET": "MARK not base64",
 	}
 	d := daemonOptions{env: env}.startTools(t, "-log json",
-		fakeTool{Name: "handleIt", Schema: number},
-		fakeTool{Name: "handleResult", Does: "result"},
-		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"},
-		fakeTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
+		"handleIt "+number,
+		"handleResult=result",
+		"handleSigned: @signature github WH_KEY_SIGNING_SECRET",
+		"handleBadKey: @signature standard WH_BADKEY_SIGNING_SECRET")
 	const body = `{"n":"MARK-body"}`
 	failed := `{"result":{"isError":true,"content":[` + block("no such user: Ada") + `]}}`
 	for _, row := range []struct {

@@ -27,11 +27,11 @@ func startBodies(t *testing.T, env map[string]string) *testDaemon {
 		`"required":["name","_webhook"]}`
 	strict := `{"type":"object","properties":{"o":{"type":"object","additionalProperties":false}},` +
 		`"additionalProperties":false}`
-	return daemonOptions{env: env}.startTools(t, "", fakeTool{Name: "handleAny"},
-		fakeTool{Name: "handleForm", Schema: formSchema},
-		fakeTool{Name: "handlePayload", Schema: payload},
-		fakeTool{Name: "handleNeeds", Schema: needs},
-		fakeTool{Name: "handleStrict", Schema: strict})
+	return daemonOptions{env: env}.startTools(t, "", "handleAny",
+		"handleForm "+formSchema,
+		"handlePayload "+payload,
+		"handleNeeds "+needs,
+		"handleStrict "+strict)
 }
 
 // wantArguments checks what reached a method without _webhook or, if status is an error,

@@ -71,7 +71,7 @@ func TestDeliveriesAreBounded(t *testing.T) {
 func TestWebhookWaitsForItsModule(t *testing.T) {
 	long(t)
 	dir, base := t.TempDir(), t.TempDir()
-	writeTools(t, dir+"/known.usher", fakeTool{Name: "handleIt"})
+	writeTools(t, dir+"/known.usher", "handleIt")
 	wantUsher(t, 0, "", "modules", "-base", base, dir)
 	gates := map[string]net.Listener{} // closed when the module of this name may start
 	for _, name := range []string{"late", "later"} {
@@ -80,8 +80,8 @@ func TestWebhookWaitsForItsModule(t *testing.T) {
 		defer gate.Close()
 		gates[name] = gate
 		writeFake(t, dir+"/"+name+".usher", "fixed shared await="+gate.Addr().String(),
-			fakeTool{Name: "handleIt"},
-			fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"})
+			"handleIt",
+			"handleSigned: @signature github WH_KEY_SIGNING_SECRET")
 	}
 	env := map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}
 	d := daemonOptions{base: base, env: env}.start(t, dir, "-accept-signatures")
@@ -114,8 +114,8 @@ func TestWebhookWaitsForItsModule(t *testing.T) {
 func TestNamesWaitForTheStart(t *testing.T) {
 	long(t)
 	dir, base := t.TempDir(), t.TempDir()
-	writeTools(t, dir+"/deploy_a.usher", fakeTool{Name: "run"},
-		fakeTool{Name: "other", Doc: "@webhook deploy/handleIt"})
+	writeTools(t, dir+"/deploy_a.usher", "run",
+		"other: @webhook deploy/handleIt")
 	wantUsher(t, 0, "", "modules", "-base", base, dir) // its lists are known from now on
 	writeFake(t, dir+"/deploy.usher", "fixed slowstart=1000 tools=a_run,handleIt")
 	d := daemonOptions{base: base}.start(t, dir)
@@ -130,9 +130,9 @@ func TestNamesWaitForTheStart(t *testing.T) {
 func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 	long(t)
 	d := daemonOptions{env: guarded}.startTools(t, "-accept-signatures",
-		fakeTool{Name: "handleIt"},
-		fakeTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"},
-		fakeTool{Name: "handleKeyed", Doc: "@signature github " + webhookSecretVar})
+		"handleIt",
+		"handleSigned: @signature github WH_UNSET_SIGNING_SECRET",
+		"handleKeyed: @signature github "+webhookSecretVar)
 	for _, row := range []struct {
 		what, first, headers string
 		status               int

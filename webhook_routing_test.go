@@ -17,24 +17,24 @@ func TestWebhookHasOnePath(t *testing.T) {
 	dir := t.TempDir()
 	quiet := `{"type":"object","properties":{"_webhook":{"type":"object"},"x":{}},"required":["_webhook"]}`
 	writeTools(t, dir+"/host.usher",
-		fakeTool{Name: "handlePush"},
-		fakeTool{Name: "Handle"},
-		fakeTool{Name: "tagged", Doc: "First line.\n@webhook\nLast line."},
-		fakeTool{Name: "short", Doc: "@webhook inbox"},
-		fakeTool{Name: "long", Doc: "Text.\n\n  @webhook /a/b/c/d.e~f_g-h/1  \n"},
-		fakeTool{Name: "handleElsewhere", Doc: "@webhook elsewhere/else"},
-		fakeTool{Name: "spoken", Doc: "Write @webhook some/path to make it one."},
-		fakeTool{Name: "twice", Doc: "@webhook first\n@webhook second"},
-		fakeTool{Name: "handleBad", Doc: "@webhook with space"},
-		fakeTool{Name: "handleDots", Doc: "@webhook a/../b"},
-		fakeTool{Name: "handleQuery", Doc: "@webhook a?b"},
-		fakeTool{Name: "handleCode", Doc: "@webhook caf\u00e9"},
-		fakeTool{Name: "handle$(X)"},
-		fakeTool{Name: "quiet", Doc: "Is none.", Schema: quiet},
+		"handlePush",
+		"Handle",
+		"tagged: First line.\n@webhook\nLast line.",
+		"short: @webhook inbox",
+		"long: Text.\n\n  @webhook /a/b/c/d.e~f_g-h/1  \n",
+		"handleElsewhere: @webhook elsewhere/else",
+		"spoken: Write @webhook some/path to make it one.",
+		"twice: @webhook first\n@webhook second",
+		"handleBad: @webhook with space",
+		"handleDots: @webhook a/../b",
+		"handleQuery: @webhook a?b",
+		"handleCode: @webhook caf\u00e9",
+		"handle$(X)",
+		"quiet "+quiet+": Is none.",
 	)
 	writeShared(t, dir+"/deep", "conf",
-		fakeTools(t, fakeTool{Name: "handleX"},
-			fakeTool{Name: "other", Doc: "@webhook from/config"}))
+		fakeTools(t, "handleX",
+			"other: @webhook from/config"))
 	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { echo; }\n\n"+
 		"# Takes it too.\n#\n# @webhook shell/path\nother() { cat; }\n")
 	d := daemonOptions{env: guarded}.startReady(t, dir)
@@ -94,16 +94,16 @@ func TestWebhookHasOnePath(t *testing.T) {
 func TestWebhookPathsAreUnique(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeTools(t, dir+"/p/deploy.usher", fakeTool{Name: "handleX"},
-		fakeTool{Name: "handleOnly"},
-		fakeTool{Name: "plain"})
-	writeTools(t, dir+"/q/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "plain"})
-	writeTools(t, dir+"/one.usher", fakeTool{Name: "a", Doc: "@webhook same/path"})
-	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook same/path"},
-		fakeTool{Name: "c", Doc: "@webhook one/handleZ"},
-		fakeTool{Name: "e", Doc: "@webhook deploy/handleOnly"})
+	writeTools(t, dir+"/p/deploy.usher", "handleX",
+		"handleOnly",
+		"plain")
+	writeTools(t, dir+"/q/deploy.usher", "handleX", "plain")
+	writeTools(t, dir+"/one.usher", "a: @webhook same/path")
+	writeTools(t, dir+"/two.usher", "b: @webhook same/path",
+		"c: @webhook one/handleZ",
+		"e: @webhook deploy/handleOnly")
 	writeTools(t, dir+"/three.usher",
-		fakeTool{Name: "d", Doc: "@webhook three/handleE"}, fakeTool{Name: "handleE"})
+		"d: @webhook three/handleE", "handleE")
 	d := daemonOptions{env: guarded}.startReady(t, dir)
 	for _, row := range []struct {
 		path   string
@@ -131,7 +131,7 @@ func TestWebhookPathsAreUnique(t *testing.T) {
 		"note: b"+note, "note: d"+note, "note: handleE"+note, "/webhook/p-deploy/handleX ",
 		"/webhook/q-deploy/handleX ")
 
-	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook other/path"})
+	writeTools(t, dir+"/two.usher", "b: @webhook other/path")
 	await(t, "both to be served again", func() bool {
 		return d.deliver(t, "same/path", `{}`, shown).Status == 200 &&
 			d.deliver(t, "other/path", `{}`, shown).Status == 200
@@ -142,7 +142,7 @@ func TestWebhookPathsAreUnique(t *testing.T) {
 // whether it exists nor its clean form.
 func TestWebhookPathTellsNothing(t *testing.T) {
 	long(t)
-	d := daemonOptions{env: guarded}.startTools(t, "-accept-signatures", fakeTool{Name: "handleX"})
+	d := daemonOptions{env: guarded}.startTools(t, "-accept-signatures", "handleX")
 	for _, path := range []string{
 		"/webhook/", "/webhook//m/handleX", "/webhook/m//handleX", "/webhook/m/handleX/",
 		"/webhook/./m/handleX", "/webhook/m/../m/handleX", "/webhook/%2e%2e/m/handleX",
@@ -177,10 +177,10 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	const named = `{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}`
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: named},
-		fakeTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET_SIGNING_SECRET"},
-		fakeTool{Name: "a", Doc: "@webhook twice"}, fakeTool{Name: "b", Doc: "@webhook twice"},
-		fakeTool{Name: "handleRuns", Does: "runs"})
+	writeTools(t, dir+"/m.usher", "handleIt "+named,
+		"handleSigned: @signature github WH_NOT_SET_SIGNING_SECRET",
+		"a: @webhook twice", "b: @webhook twice",
+		"handleRuns=runs")
 	fits := strings.Repeat(" ", 1012) + `{"name":"x"}`
 	large := strings.Repeat(" ", 1025)
 	const csv = "Content-Type: text/csv"
@@ -252,7 +252,7 @@ func TestWebhookRefusesSites(t *testing.T) {
 	long(t)
 	const shop = "https://shop.example"
 	d := daemonOptions{env: guarded}.startTools(t,
-		"-allow-host usher.example -open -allow-origin "+shop, fakeTool{Name: "handleIt"})
+		"-allow-host usher.example -open -allow-origin "+shop, "handleIt")
 	for _, row := range []struct {
 		what    string
 		headers []string
