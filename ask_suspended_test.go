@@ -230,7 +230,6 @@ func TestSuspendedEndsWithClaim(t *testing.T) {
 // be read. Meanwhile, an HTTP+SSE stream carries only comments and answers, whatever the
 // module says outside of a call.
 func TestUnreadableClaimsEndNothing(t *testing.T) {
-	t.Parallel()
 	const params = `{"name":"m_ask",` + withForms + `}`
 	inBubble(t, func(t *testing.T, b *bubble) {
 		code := newCode(t, b.base, "/w")
@@ -344,7 +343,6 @@ func TestAsksOfACallAreBounded(t *testing.T) {
 
 // Progress carries the token of the request in progress. A suspended call keeps no request.
 func TestProgressHasTheCurrentToken(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		params := func(token string) string {
 			return `{"name":"m_wait","arguments":{"seconds":60},` +

@@ -267,7 +267,6 @@ func TestSlowBodiesShutOutNobody(t *testing.T) {
 
 // The connection of a client that does not read its answer ends.
 func TestEveryAnswerHasADeadline(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		for name, request := range map[string]string{
 			"a probe":                 probe,

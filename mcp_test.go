@@ -239,7 +239,7 @@ func TestLogLevelOfARequest(t *testing.T) {
 // A process does not keep the call that it was started for.
 func TestProcessKeepsNoCall(t *testing.T) {
 	alone(t) // it measures memory
-	inBubble(t, func(t *testing.T, b *bubble) {
+	inBubbleWith(t, 1<<20, func(t *testing.T, b *bubble) {
 		heap := func() int {
 			runtime.GC()
 			var stats runtime.MemStats

@@ -150,8 +150,7 @@ func TestEditEndsWhatItReplaces(t *testing.T) {
 
 // A call of an unknown tool also waits for the reading that follows the one in progress.
 func TestUnknownToolWaitsForTheNextReading(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		first, second := make(chan struct{}), make(chan struct{})
 		r := &reading{done: first}
 		o := &moduleOwner{readings: map[*Worker]*reading{nil: r}}
@@ -307,7 +306,6 @@ func scanOf(names ...string) *scan {
 
 // initialize does not wait for modules that are introspected. Lists do.
 func TestInitializeIsAnsweredAtOnce(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.server.modules = introspecting(t)
 		begun := time.Now()
@@ -320,8 +318,7 @@ func TestInitializeIsAnsweredAtOnce(t *testing.T) {
 
 // Lists wait for modules in the scope only, and only at the start.
 func TestListsWaitForTheirScope(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		r := introspecting(t)
 		pass(2 * publishDelay)
 		begun := time.Now()
@@ -492,8 +489,7 @@ func TestFaultHasNoPath(t *testing.T) {
 
 // Processes whose lists differ from the module's cause one introspection a minute.
 func TestOddProcessesCauseFewIntrospections(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		r := fixedRegistry(newCatalog(nil)) // it has no room for introspections, so they wait
 		p := newPool("a", true, nil)
 		o := &moduleOwner{registry: r, log: quiet, ctx: t.Context(), pool: p}

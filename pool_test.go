@@ -51,8 +51,7 @@ func (p *pool) count(state processState) (n int) {
 // A module has at most maxProcs processes, and maxProcsOf for a principal. A call waits
 // until an idle one has ended.
 func TestProcessesAreBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		p := mutePool(t, true)
 		var started sync.Map // of *process, by session
 		has := func(session string) bool {
@@ -110,8 +109,7 @@ func TestProcessesAreBounded(t *testing.T) {
 
 // An idle process of the same principal makes room, even if another's has been idle for longer.
 func TestOwnProcessMakesRoom(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		p := mutePool(t, true)
 		var procs []*process
 		enter := func(name string) {
@@ -135,8 +133,7 @@ func TestOwnProcessMakesRoom(t *testing.T) {
 
 // A process whose session ends while it starts ends, too.
 func TestUnwantedStartEnds(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		p := mutePool(t, true)
 		member, end := context.WithCancel(t.Context())
 		start := p.start
@@ -157,8 +154,7 @@ func TestUnwantedStartEnds(t *testing.T) {
 
 // A call that comes between the crash of a process and its end goes to another process.
 func TestCrashedProcessGetsNoCall(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		p := mutePool(t, false)
 		first, err := p.enter(t.Context(), Caller{Principal: everyone})
 		must(t, err)
@@ -417,8 +413,7 @@ func (m *endlessModule) cancelled(method string, n int) {
 // A module runs at most maxRunning calls, and maxRunningOf of a principal. Cancelled
 // functions count as long as they run.
 func TestRunningCallsAreBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		m := newEndlessModule(t, time.Minute)
 		most, mostOf := 0, 0
 		for range 60 {
@@ -532,7 +527,6 @@ func TestWaitingCallsEnd(t *testing.T) {
 		{"for its client's answer", native, "tools/call", ask, 1, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
 			inBubble(t, func(t *testing.T, b *bubble) {
 				tt.prepare(t, b)
 				b.m.Lists = map[string][]json.RawMessage{
@@ -597,7 +591,6 @@ func TestCrashingModuleIsHeldBack(t *testing.T) {
 
 // A call is not made if its claim has ended since the admission, even if usher has not noticed that yet.
 func TestClaimIsCheckedLast(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		claim := newClaimFor(t, b.base, "/w")
 		p, err := b.server.gate.claims.Lookup(claim.Code)
@@ -689,7 +682,6 @@ func checkLastCheck(t *testing.T, fn *ast.FuncDecl) {
 
 // A call that runs for ten seconds is logged once, while it runs.
 func TestSlowCallsAreLogged(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		var log output
 		b.m.pool.log = logTo(&log)

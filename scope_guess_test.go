@@ -46,9 +46,8 @@ func guessOn(t *testing.T, ctx context.Context, g *Gate, code string, session ..
 // After guessBudget invalid codes in a minute, every code waits for one of guessRate turns
 // a second, except a session's own.
 func TestGuessesTakeTurns(t *testing.T) {
-	t.Parallel()
 	data := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		g, store := testGate(t, data, true)
 		good, moved := mustCreate(t, store), mustCreate(t, store)
 		owner, err := store.Lookup(good.Code)
@@ -108,8 +107,7 @@ func TestGuessesTakeTurns(t *testing.T) {
 
 // Requests with one code share a turn.
 func TestOneCodeHasOneTurn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		turns := newGuessTurns()
 		check(t, "a valid code", turns.await(t.Context(), "VALIDX", 0) &&
 			!turns.done("VALIDX", false), true)
@@ -142,9 +140,8 @@ func TestOneCodeHasOneTurn(t *testing.T) {
 // While there are guessers, a connection that has presented only one code, a valid one,
 // needs no turn for it.
 func TestConnectionWithOneCode(t *testing.T) {
-	t.Parallel()
 	data := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		g, store := testGate(t, data, true)
 		code := mustCreate(t, store).Code.Reveal()
 		ctx := rememberCodes(t.Context())

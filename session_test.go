@@ -295,7 +295,6 @@ func FuzzSessionID(f *testing.F) {
 
 // The stream of a session whose claim has ended stays open.
 func TestEndedSessionKeepsItsStream(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		claim := newClaimFor(t, b.base, "/w")
 		c := b.open(protocols[0])

@@ -45,13 +45,14 @@ type bubble struct {
 	tools map[string]string // of its calls, by their ids
 }
 
-// inBubble runs a test in a bubble. At its end no goroutine may be left.
+// inBubble runs a test in a bubble, beside other tests. At its end no goroutine may be left.
 func inBubble(t *testing.T, test func(*testing.T, *bubble)) {
 	t.Helper()
+	t.Parallel()
 	inBubbleWith(t, 1<<20, test)
 }
 
-// inBubbleWith is inBubble for a server that may open so many files.
+// inBubbleWith runs a test alone in a bubble, whose server may open so many files.
 func inBubbleWith(t *testing.T, files int, test func(*testing.T, *bubble)) {
 	t.Helper()
 	base := t.TempDir()
@@ -64,7 +65,7 @@ func inBubbleWith(t *testing.T, files int, test func(*testing.T, *bubble)) {
 
 // runInBubble runs a subtest in a bubble.
 func runInBubble(t *testing.T, name string, test func(*testing.T, *bubble)) {
-	t.Run(name, func(t *testing.T) { inBubble(t, test) })
+	t.Run(name, func(t *testing.T) { inBubbleWith(t, 1<<20, test) })
 }
 
 func (b *bubble) start(t *testing.T) {

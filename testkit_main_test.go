@@ -494,6 +494,13 @@ func slowTests(quick, full int) int {
 	return quick
 }
 
+// inSync runs a test beside others. In it, time passes only when all wait.
+func inSync(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}
+
 // runSynced runs a subtest in which time passes only when all wait.
 func runSynced(t *testing.T, name string, test func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })

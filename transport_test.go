@@ -17,7 +17,6 @@ import (
 // A panic is an error to its client, one entry in the log, and nothing to anyone else. A
 // panic in reading from a module ends the module's process.
 func TestPanicEndsRequest(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		var out output
 		c := b.open(protocols[0])
@@ -177,7 +176,6 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
 // usher stdio ends when it can no longer write, even if its input does not end.
 func TestStdioEndsWithItsOutput(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -192,7 +190,6 @@ func TestStdioEndsWithItsOutput(t *testing.T) {
 
 // Once usher stdio has ended, no message begins a request.
 func TestNoRequestBeginsAfterTheEnd(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -215,7 +212,6 @@ func TestNoRequestBeginsAfterTheEnd(t *testing.T) {
 
 // The messages of an HTTP+SSE session count for its principal until they are answered.
 func TestSSEMessagesCount(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		c, x := b.openSSE("")
 		const size = 10_000
@@ -235,7 +231,6 @@ func TestSSEMessagesCount(t *testing.T) {
 
 // Streams end at once when the daemon begins to stop.
 func TestStreamsEndWithTheDaemon(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		_, old := b.openSSE("")
 		streams := map[string]*exchange{

@@ -19,7 +19,6 @@ import (
 // At most maxInFlight deliveries are in flight, whatever their modules. Those whose bodies
 // have not arrived don't count.
 func TestDeliveriesAreBounded(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		for _, method := range b.m.Methods {
 			method.IsHook = true
@@ -267,7 +266,6 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 
 // An answer that finds no room is not sent.
 func TestWebhookAnswerNeedsRoom(t *testing.T) {
-	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		for _, method := range b.m.Methods {
 			method.IsHook = true

@@ -70,8 +70,7 @@ func TestStartErrorIsNamed(t *testing.T) {
 
 // A module that does not answer initialize is given up.
 func TestSilentModuleIsGivenUp(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		w := testWorker("a", nil)
 		context.AfterFunc(w.ctx, func() { w.finish("killed") })
 		start := time.Now()
@@ -245,8 +244,7 @@ func TestDrainingProcessTakesNoCall(t *testing.T) {
 
 // A hosted server can't make a cancelled call count for longer.
 func TestServersConfirmNothing(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inSync(t, func(t *testing.T) {
 		w := testWorker("a", nil)
 		defer w.cancel()
 		running := counter[*Principal]{perKey: 1}
