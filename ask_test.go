@@ -157,8 +157,7 @@ func TestAskEndsWithTheScope(t *testing.T) {
 			params := `{"name":"m_wait","arguments":{"seconds":60},"_meta":{"progressToken":"t"}}`
 			call := b.begin(c.asking("tools/call", params))
 			call.got()
-			call.hangUp()
-			<-call.done
+			call.close()
 			synctest.Wait() // the server has seen it
 			b.progress("progress before")
 			x.got()
@@ -176,8 +175,7 @@ func TestAskEndsWithTheScope(t *testing.T) {
 			check(t, "the process has ended", b.process.alive(), false)
 			_, text = x.got()
 			checkOmits(t, "the stream", text, "after")
-			x.hangUp()
-			<-x.done
+			x.close()
 		})
 	}
 }

@@ -239,11 +239,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 				check(t, "how long it waited", time.Since(start), 0)
 				status, _ := stream.got()
 				check(t, "status of the stream", status, 200)
-				select {
-				case <-stream.done:
-					t.Error("the stream has ended")
-				default:
-				}
+				check(t, "the stream has ended", stream.ended(), false)
 				stream.hangUp()
 			})
 		})

@@ -89,8 +89,7 @@ func TestIdleStreamsAreKeptAlive(t *testing.T) {
 				_, text = x.got()
 				check(t, "at the comment", text, first+strings.Repeat(":\n\n", n+1))
 			}
-			x.hangUp()
-			<-x.done
+			x.close()
 		})
 	}
 }

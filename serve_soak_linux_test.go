@@ -112,8 +112,7 @@ func (s *soak) round(t *testing.T, label string) {
 	paused := c.message("tools/call", `{"name":"`+label+`_pause"}`)
 	call := begin(t, http.DefaultClient, c.request("POST", paused), false)
 	checkContains(t, label, c.call(label+"_handleContact", soakContact).Body, `"copies":3`)
-	call.hangUp()
-	<-call.done
+	call.close()
 	check(t, "calls of a session's own process", c.call("fake_count", "").text(), "1")
 	c.end()
 	hangUp()

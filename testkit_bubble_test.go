@@ -344,6 +344,22 @@ func (x *exchange) got() (status int, text string) {
 	return x.status, x.text
 }
 
+// ended reports whether the answer has ended.
+func (x *exchange) ended() bool {
+	select {
+	case <-x.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// close hangs up, and waits for the end.
+func (x *exchange) close() {
+	x.hangUp()
+	<-x.done
+}
+
 // pass lets time pass.
 func pass(d time.Duration) { <-time.After(d) }
 

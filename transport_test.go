@@ -224,8 +224,7 @@ func TestSSEMessagesCount(t *testing.T) {
 		_, text := x.got()
 		checkContains(t, "the answer", text, "waited"+echo)
 		check(t, "bytes after the answer", heldBytes(b.server.memory), 0)
-		x.hangUp()
-		<-x.done
+		x.close()
 	})
 }
 
@@ -242,12 +241,8 @@ func TestStreamsEndWithTheDaemon(t *testing.T) {
 		b.stop()
 		synctest.Wait()
 		for name, stream := range streams {
-			select {
-			case <-stream.done:
-			default:
-				t.Errorf("%s: the stream has not ended", name)
-				stream.hangUp()
-			}
+			check(t, name+": the stream has ended", stream.ended(), true)
+			stream.hangUp()
 		}
 	})
 }
