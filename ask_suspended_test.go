@@ -235,10 +235,7 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 		code := newCode(t, b.base, "/w")
 		back := goOn(params,
 			askState(t, b.modern("tools/call", params, inHeader(code)), 1), sayYes)
-		c := b.open(protocols[0])
-		c.Header.Set(claimHeader, code)
-		c.ask("ping", "")
-		stream := b.begin(c.getRequest())
+		stream := b.begin(b.openScoped(code).getRequest())
 		status, _ := stream.got()
 		check(t, "status of the stream", status, 200)
 		old, x := b.openSSE(code)

@@ -147,8 +147,7 @@ func TestAskEndsWithTheScope(t *testing.T) {
 	} {
 		runInBubble(t, name, func(t *testing.T, b *bubble) {
 			own := newClaimFor(t, b.base, "/w").Code
-			c := b.open("2025-11-25")
-			c.Header.Set(claimHeader, own.Reveal())
+			c := b.openScoped(own.Reveal())
 			x := b.begin(c.getRequest())
 			pass(time.Second) // in which its claim is written down
 			c.call("m_wait", `{"seconds":0}`)

@@ -98,12 +98,7 @@ func TestLimitIsPerPrincipal(t *testing.T) {
 	long(t)
 	for name, tt := range limitCases {
 		runInBubble(t, name, func(t *testing.T, b *bubble) {
-			client := func() *testClient {
-				c := b.open(protocols[0])
-				c.Header.Set(claimHeader, newCode(t, b.base, "/w"))
-				c.ask("ping", "")
-				return c
-			}
+			client := func() *testClient { return b.openScoped(newCode(t, b.base, "/w")) }
 			var all []*exchange
 			begin := func(c *testClient, unread bool) (text string) {
 				b.unread = unread

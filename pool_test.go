@@ -532,9 +532,8 @@ func TestWaitingCallsEnd(t *testing.T) {
 				b.m.Lists = map[string][]json.RawMessage{
 					"resourceTemplates": {json.RawMessage(`{"uriTemplate":"m://{x}"}`)},
 				}
-				claim, c := newClaimFor(t, b.base, "/w"), b.open(protocols[0])
-				c.Header.Set(claimHeader, claim.Code.Reveal())
-				c.ask("ping", "")
+				claim := newClaimFor(t, b.base, "/w")
+				c := b.openScoped(claim.Code.Reveal())
 				stream := b.begin(c.getRequest())
 				defer stream.hangUp()
 				synctest.Wait()

@@ -297,9 +297,7 @@ func FuzzSessionID(f *testing.F) {
 func TestEndedSessionKeepsItsStream(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		claim := newClaimFor(t, b.base, "/w")
-		c := b.open(protocols[0])
-		c.Header.Set(claimHeader, claim.Code.Reveal())
-		c.ask("ping", "")
+		c := b.openScoped(claim.Code.Reveal())
 		revoke(t, b.base, claim.Code)
 		pass(2 * watchInterval)
 		x := b.begin(c.getRequest())

@@ -275,6 +275,15 @@ func (b *bubble) open(version string) *testClient {
 	return c
 }
 
+// openScoped begins a session that presents a code from then on.
+func (b *bubble) openScoped(code string) *testClient {
+	b.t.Helper()
+	c := b.open(protocols[0])
+	c.Header.Set(claimHeader, code)
+	c.ask("ping", "")
+	return c
+}
+
 // openSSE begins an HTTP+SSE session with a code, whose client can be asked.
 func (b *bubble) openSSE(code string) (*testClient, *exchange) {
 	b.t.Helper()
