@@ -188,7 +188,7 @@ func (b *bubble) play(w *Worker, line []byte) {
 		n, _ := strconv.Atoi(string(arguments.get("seconds")))
 		time.AfterFunc(time.Duration(n)*time.Second, func() {
 			text := "waited" + arguments.text("echo")
-			w.handle(&Message{ID: id, Result: members(textResult(text))})
+			w.handle(&Message{ID: id, Result: textResult(text)})
 		})
 	case msg.Method == "tools/call" && b.native:
 		const result = `{"resultType":"input_required","requestState":"s","inputRequests":` +
@@ -214,7 +214,7 @@ func (b *bubble) play(w *Worker, line []byte) {
 		case tool != "stay":
 			w.handle(&Message{
 				ID:     json.RawMessage(call),
-				Result: members(textResult(fakeAnswer(msg))),
+				Result: textResult(fakeAnswer(msg)),
 			})
 		}
 	}

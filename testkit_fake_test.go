@@ -185,8 +185,8 @@ func (f *fakeServer) send(msg []byte) {
 	f.out.Flush()
 }
 
-func (f *fakeServer) notify(method string, params json.RawMessage) {
-	f.send(encodeRequest(nil, method, members(params)))
+func (f *fakeServer) notify(method string, params object) {
+	f.send(encodeRequest(nil, method, params))
 }
 
 func (f *fakeServer) handle(msg *Message) {
@@ -218,7 +218,7 @@ func (f *fakeServer) handle(msg *Message) {
 			code = -32603
 		}
 		if result := f.answer(msg); result != nil {
-			f.send(encodeResult(msg.ID, members(result)))
+			f.send(encodeResult(msg.ID, result))
 		} else {
 			f.send(encodeError(msg.ID, rpcErrorf(code, "no %s", msg.Method)))
 		}
@@ -252,13 +252,13 @@ func (f *fakeServer) grow() {
 }
 
 // answer answers the requests that are no calls; nil means that there is no such method.
-func (f *fakeServer) answer(msg *Message) json.RawMessage {
+func (f *fakeServer) answer(msg *Message) object {
 	switch msg.Method {
 	case "initialize":
 		return f.initialize()
 	case "server/discover":
 		if f.has("modern") {
-			return json.RawMessage(`{"resultType":"complete","supportedVersions":["` +
+			return objectOf(`{"resultType":"complete","supportedVersions":["` +
 				statelessProtocol + `"],
 				"capabilities":{"tools":{}},"instructions":"A fake module. It is for tests."}`)
 		}
@@ -270,7 +270,7 @@ func (f *fakeServer) answer(msg *Message) json.RawMessage {
 	case "prompts/list":
 		if f.traits["prompts"] == "endless" {
 			page := strings.Repeat("x", 1<<20)
-			return json.RawMessage(`{"prompts":[],"x":"` + page + `","nextCursor":"c"}`)
+			return objectOf(`{"prompts":[],"x":"` + page + `","nextCursor":"c"}`)
 		}
 	}
 	if f.has("res") {
@@ -279,7 +279,7 @@ func (f *fakeServer) answer(msg *Message) json.RawMessage {
 	return nil
 }
 
-func (f *fakeServer) initialize() json.RawMessage {
+func (f *fakeServer) initialize() object {
 	ms, _ := strconv.Atoi(f.traits["slowstart"])
 	<-time.After(time.Duration(ms) * time.Millisecond)
 	if address := f.traits["await"]; address != "" {
@@ -295,7 +295,7 @@ func (f *fakeServer) initialize() json.RawMessage {
 	if f.has("prompts") {
 		capabilities += `,"prompts":{}`
 	}
-	return json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{` +
+	return objectOf(`{"protocolVersion":"2025-11-25","capabilities":{` +
 		capabilities + `},
 		"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)
 }
@@ -307,7 +307,7 @@ func awaitEnd(address string) {
 	}
 }
 
-func (f *fakeServer) list() json.RawMessage {
+func (f *fakeServer) list() object {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	tools := []json.RawMessage{}
@@ -317,15 +317,13 @@ func (f *fakeServer) list() json.RawMessage {
 			{"inputSchema", schema}}
 		tools = append(tools, text.encode())
 	}
-	return marshal(map[string]any{"tools": tools})
+	return object{{"tools", marshal(tools)}}
 }
 
 // answerResource answers for a fake that has resources.
-func (f *fakeServer) answerResource(msg *Message) json.RawMessage {
+func (f *fakeServer) answerResource(msg *Message) object {
 	name, uri := f.traits["res"], msg.Params.text("uri")
-	format := func(text string, args ...any) json.RawMessage {
-		return json.RawMessage(fmt.Sprintf(text, args...))
-	}
+	format := func(text string, args ...any) object { return objectOf(fmt.Sprintf(text, args...)) }
 	switch msg.Method {
 	case "resources/list":
 		return format(`{"resources":[{"uri":"%s://one","name":"one"}]}`, name)
@@ -393,7 +391,7 @@ func (c *fakeCall) run() {
 	}
 	c.f.send(answer)
 	if c.f.has("twice") {
-		c.f.send(encodeResult(c.id, members(textResult("the second answer"))))
+		c.f.send(encodeResult(c.id, textResult("the second answer")))
 	}
 }
 
@@ -416,7 +414,7 @@ func (c *fakeCall) answer() []byte {
 		}
 	}
 	if result := c.result(); result != nil {
-		return encodeResult(c.id, members(result))
+		return encodeResult(c.id, result)
 	}
 	return nil
 }
@@ -426,18 +424,16 @@ func (c *fakeCall) number(key string) int {
 	return n
 }
 
-func textResult(s string) json.RawMessage {
-	return json.RawMessage(`{"content":[` + block(s) + `]}`)
-}
+func textResult(s string) object { return objectOf(`{"content":[` + block(s) + `]}`) }
 
 // result does what the tool does, and returns its result; nil if the call was cancelled.
-func (c *fakeCall) result() json.RawMessage {
+func (c *fakeCall) result() object {
 	f := c.f
 	switch c.tool.does {
 	case "":
-		return toolResult(json.RawMessage(cmp.Or(string(c.args), "{}"))).encode()
+		return toolResult(json.RawMessage(cmp.Or(string(c.args), "{}")))
 	case "result":
-		return field(c.args, "result")
+		return members(field(c.args, "result"))
 	case "sleep":
 		return c.wait("fake: sleeping",
 			time.After(time.Duration(c.number("ms"))*time.Millisecond), nil)
@@ -467,7 +463,7 @@ func (c *fakeCall) result() json.RawMessage {
 		if f.has("names") {
 			params = withMeta(params, metaCall, c.id)
 		}
-		f.notify("notifications/message", params.encode())
+		f.notify("notifications/message", params)
 	case "pid":
 		return textResult(strconv.Itoa(os.Getpid()))
 	case "env":
@@ -479,9 +475,9 @@ func (c *fakeCall) result() json.RawMessage {
 		if c.tool.does == "count" {
 			return textResult(strconv.Itoa(f.runs[c.tool.name]))
 		}
-		return toolResult(marshal(f.runs)).encode()
+		return toolResult(marshal(f.runs))
 	case "fail":
-		return failure("it did not work").encode()
+		return failure("it did not work")
 	case "big":
 		return textResult(strings.Repeat("x", c.number("bytes")))
 	case "grow":
@@ -499,7 +495,7 @@ func (c *fakeCall) result() json.RawMessage {
 }
 
 // wait waits for one of two events, or for the call to be cancelled.
-func (c *fakeCall) wait(said string, timer <-chan time.Time, gate <-chan struct{}) json.RawMessage {
+func (c *fakeCall) wait(said string, timer <-chan time.Time, gate <-chan struct{}) object {
 	fmt.Fprintln(os.Stderr, said)
 	select {
 	case <-timer:
@@ -514,18 +510,18 @@ func (c *fakeCall) wait(said string, timer <-chan time.Time, gate <-chan struct{
 func (c *fakeCall) progress(n int) {
 	token := field(c.params, "_meta", "progressToken")
 	params := object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}}
-	c.f.notify("notifications/progress", params.encode())
+	c.f.notify("notifications/progress", params)
 }
 
 // touch changes a resource, and notifies its subscribers.
-func (f *fakeServer) touch(uri string) json.RawMessage {
+func (f *fakeServer) touch(uri string) object {
 	f.mu.Lock()
 	subscribed := f.subscribed[uri]
 	f.mu.Unlock()
 	if !subscribed {
 		return textResult("nobody wants to know")
 	}
-	f.notify("notifications/resources/updated", object{{"uri", quote(uri)}}.encode())
+	f.notify("notifications/resources/updated", object{{"uri", quote(uri)}})
 	return textResult("told")
 }
 
@@ -586,7 +582,7 @@ func (a *fakeAsk) report(step string) {
 }
 
 // ask is the tool ask. It returns nil for a call that was cancelled.
-func (c *fakeCall) ask() json.RawMessage {
+func (c *fakeCall) ask() object {
 	var a fakeAsk
 	json.Unmarshal(c.args, &a)
 	go func() {
@@ -611,7 +607,7 @@ func (c *fakeCall) ask() json.RawMessage {
 	a.report("answered")
 	result := textResult("[" + strings.Join(got, ",") + "]")
 	if failed && !a.Copes {
-		result = withMember(result, "isError", json.RawMessage("true"))
+		result = result.set("isError", json.RawMessage("true"))
 	}
 	return result
 }
@@ -632,7 +628,7 @@ func (c *fakeCall) requireInput() []byte {
 		}
 		a.report("answered")
 		result := textResult("[" + strings.Join(got, ",") + "]")
-		return encodeResult(c.id, members(result).set("resultType", quote(resultComplete)))
+		return encodeResult(c.id, result.set("resultType", quote(resultComplete)))
 	}
 	caps := parseClientCaps(members(field(c.params, "_meta", metaClientCaps)))
 	var requests object
