@@ -110,30 +110,8 @@ func methodOf(t *testing.T, rules, definition string) *Method {
 // Arguments are checked against the schema. An error names the parameter and what is
 // wanted.
 func TestArgumentsAreChecked(t *testing.T) {
-	m := methodOf(t, "go", `"inputSchema":{"type":"object","properties":{
-		"s":{"type":"string"},"i":{"type":"integer"},"n":{"type":"number"},"b":{"type":"boolean"},
-		"a":{"type":"array"},"o":{"type":"object"},"any":{},"two":{"type":["string","null"]},
-		"list":{"type":"array","items":{"type":"integer"}},
-		"kind":{"type":"string","enum":["a","é"]},"level":{"enum":[1,"x",null]},
-		"either":{"anyOf":[{"type":"integer"},{"$ref":"#/$defs/Bed"},
-			{"type":"array","items":{"type":"string"}}]},
-		"one":{"oneOf":[{"type":"integer"},{"type":"string","enum":["all"]}]},
-		"tree":{"$ref":"#/$defs/Tree"},"counts":{"type":"object","additionalProperties":{"type":"integer"}},
-		"strict":{"type":"object","properties":{"a":{}},"additionalProperties":false},
-		"square":{"anyOf":[{"type":"object","properties":{"kind":{"const":"square"}},
-			"required":["kind","size"]},
-			{"type":"null"}]},
-		"at":{"type":"string","format":"date-time"},
-		"lost":{"$ref":"#/$defs/Gone"},"shape":{"anyOf":[{"$ref":"#/$defs/Circle"},
-			{"type":"object","properties":{"kind":{"enum":["box"]},"at":{"type":"array"},
-				"to":{"enum":[[]]}},"required":["kind","size"]}]}
-		},"required":["s","gone"],"additionalProperties":true,"$defs":{
-		"Circle":{"type":"object","properties":{"at":{"type":"integer"},"kind":{"enum":["circle"]}},
-			"required":["kind","radius"]},
-		"Bed":{"type":"object","properties":{"rows":{"type":"integer"},
-			"note":{"type":"string"}},"required":["rows"]},
-		"Tree":{"type":"object","properties":{"left":{"$ref":"#/$defs/Tree"},
-			"more":{"type":"array","items":{"$ref":"#/$defs/Tree"}}}}}}`)
+	schema := readFile(t, "testdata/schema/arguments.json")
+	m := methodOf(t, "go", `"inputSchema":`+schema)
 	// Beside "s" and "gone", each is accepted unchanged (""), left out ("-"), or wrong.
 	for given, want := range map[string]string{
 		`"i":3,"n":1.5,"b":true,"a":[],"o":{},"any":[],"two":null,"more":null`: "",
