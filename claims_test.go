@@ -118,26 +118,13 @@ func TestUnusableFileIsAnError(t *testing.T) {
 func wantUnreadable(t *testing.T, dir string, code Code) {
 	t.Helper()
 	s := testStore(t, dir)
-	calls := map[string]func() error{
-		"Create": func() error {
-			_, err := s.Create(t.Context(), "/w", "", time.Hour)
-			return err
-		},
-		"List": func() error {
-			_, err := s.List(t.Context())
-			return err
-		},
-		"Revoke": func() error {
-			_, err := s.Revoke(t.Context(), code)
-			return err
-		},
-		"Lookup": func() error {
-			_, err := s.Lookup(code)
-			return err
-		},
-	}
-	for name, call := range calls {
-		err := call()
+	_, created := s.Create(t.Context(), "/w", "", time.Hour)
+	_, listed := s.List(t.Context())
+	_, revoked := s.Revoke(t.Context(), code)
+	_, found := s.Lookup(code)
+	for name, err := range map[string]error{
+		"Create": created, "List": listed, "Revoke": revoked, "Lookup": found,
+	} {
 		check(t, name, err, errClaimsUnreadable)
 		path := strconv.Quote(filepath.Join(dir, "claims.json"))
 		checkContains(t, name, fmt.Sprint(err), path, "move it away")
