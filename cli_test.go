@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -171,7 +170,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	checkContains(t, "usher claim revoke", out, "Revoked ")
 	checkContains(t, "the warning", errs, "clients without a valid code see everything")
 	check(t, "tools after the revoke", len(c.tools()), 0)
-	for _, present := range []func(*http.Request){inHeader(code), inQuery(code),
+	for _, present := range []presenter{inHeader(code), inQuery(code),
 		inAuthorization("Bearer " + code)} {
 		openSession(t, d.URL, present)
 	}

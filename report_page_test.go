@@ -33,7 +33,7 @@ func pageModules(t *testing.T) (dir string) {
 }
 
 // getPage requests the page as a browser does.
-func getPage(t *testing.T, url, path string, present func(*http.Request)) answer {
+func getPage(t *testing.T, url, path string, present presenter) answer {
 	t.Helper()
 	c := newClient(t, url)
 	req := c.request("GET", "")
@@ -104,7 +104,7 @@ func TestPageShowsTheScope(t *testing.T) {
 	noSession := func(r *http.Request) { r.Header.Set(sessionHeader, "x") }
 	type row struct {
 		what    string
-		present func(*http.Request)
+		present presenter
 		status  int
 		view    pageView
 		code    string // in the links; "none" if there are no links

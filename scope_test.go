@@ -121,7 +121,7 @@ func TestDecisionsNeverWiden(t *testing.T) {
 // presentation is a way to present codes.
 type presentation struct {
 	name    string
-	present func(*http.Request)
+	present presenter
 	counts  string // the code that counts; "" for none
 	refused bool   // without a session: it presents what is no valid code
 }
@@ -131,13 +131,13 @@ type presentation struct {
 func presentations(p, o, g, x string) []presentation {
 	const unknown = "ABCDEF"
 	dashed := strings.ToLower(p[:3] + "-" + p[3:])
-	url := func(raw string) func(*http.Request) {
+	url := func(raw string) presenter {
 		return func(r *http.Request) { r.URL.RawQuery = raw }
 	}
-	at := func(path string) func(*http.Request) {
+	at := func(path string) presenter {
 		return func(r *http.Request) { r.URL.Path = path }
 	}
-	bearer := func(code string) func(*http.Request) { return inAuthorization("Bearer " + code) }
+	bearer := func(code string) presenter { return inAuthorization("Bearer " + code) }
 	return []presentation{
 		{"nothing", presentNothing, "", false},
 		{"a code in the header", inHeader(p), p, false},
@@ -255,7 +255,7 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 	in := func(c *testClient) asker {
 		return func(method, params string) answer { return c.post(rpcText(method, params)) }
 	}
-	out := func(present ...func(*http.Request)) asker {
+	out := func(present ...presenter) asker {
 		return func(method, params string) answer { return alone.modern(method, params, present...) }
 	}
 	for revision, ask := range map[string]struct{ scoped, free asker }{
@@ -361,14 +361,14 @@ func TestScopeNeverWidens(t *testing.T) {
 	p := startProjects(t)
 	code := p.code("/proj")
 	c := p.session(inHeader(code))
-	attack := func(name string, present func(*http.Request), want string) {
+	attack := func(name string, present presenter, want string) {
 		t.Run(name, func(t *testing.T) {
 			checkSees(t, "it sees", c, want, present)
 			checkSees(t, "it then sees", c, seesProj)
 		})
 	}
 	fullwidth := strings.Map(func(r rune) rune { return r - 'A' + 'Ａ' }, "ABCDEF")
-	for name, present := range map[string]func(*http.Request){
+	for name, present := range map[string]presenter{
 		"two headers with unknown codes":  setHeader(claimHeader, "ABCDEF", "GHJKMN"),
 		"a code in fullwidth letters":     setHeader(claimHeader, fullwidth),
 		"a code with a soft hyphen":       setHeader(claimHeader, code[:3]+"\u00ad"+code[3:]),
@@ -377,7 +377,7 @@ func TestScopeNeverWidens(t *testing.T) {
 	} {
 		attack(name, present, seesProj)
 	}
-	for name, present := range map[string]func(*http.Request){
+	for name, present := range map[string]presenter{
 		"a proxy's word": setHeader("X-Forwarded-For", "127.0.0.1"),
 		"no session":     func(r *http.Request) { r.Header.Del(sessionHeader) },
 		"an empty one":   setHeader(sessionHeader, ""),

@@ -79,7 +79,7 @@ func connect(t *testing.T, url string) *testClient {
 }
 
 // connectAs begins a session of a version, by a request that present changes.
-func connectAs(t *testing.T, url, version string, present ...func(*http.Request)) *testClient {
+func connectAs(t *testing.T, url, version string, present ...presenter) *testClient {
 	t.Helper()
 	c := newStateless(t, url)
 	if a := c.begin(initializeAs(version), present...); c.Session == "" {
@@ -89,14 +89,14 @@ func connectAs(t *testing.T, url, version string, present ...func(*http.Request)
 }
 
 // openSession tries to begin a session by a request that present changes.
-func openSession(t *testing.T, url string, present ...func(*http.Request)) (*testClient, answer) {
+func openSession(t *testing.T, url string, present ...presenter) (*testClient, answer) {
 	t.Helper()
 	c := newStateless(t, url)
 	return c, c.begin(initialize, present...)
 }
 
 // begin sends initialize, and stays in the session that there is then.
-func (c *testClient) begin(initialize string, present ...func(*http.Request)) answer {
+func (c *testClient) begin(initialize string, present ...presenter) answer {
 	c.t.Helper()
 	req := c.request("POST", initialize)
 	presentAll(present...)(req)
@@ -322,7 +322,7 @@ func (c *testClient) awaitTools(want ...string) {
 
 // listTools returns the tools that a request of the session sees which present
 // changes, or its status.
-func listTools(c *testClient, present ...func(*http.Request)) string {
+func listTools(c *testClient, present ...presenter) string {
 	c.t.Helper()
 	req := c.asking("tools/list", "")
 	presentAll(present...)(req)
@@ -330,7 +330,7 @@ func listTools(c *testClient, present ...func(*http.Request)) string {
 }
 
 // sees is listTools for a client without a session.
-func (c *testClient) sees(present ...func(*http.Request)) string {
+func (c *testClient) sees(present ...presenter) string {
 	c.t.Helper()
 	return c.modern("tools/list", "", present...).toolNames()
 }
@@ -359,7 +359,7 @@ func (c *testClient) modernPOST(id, method, params string) *http.Request {
 }
 
 // modern makes such a request, changed by present.
-func (c *testClient) modern(method, params string, present ...func(*http.Request)) answer {
+func (c *testClient) modern(method, params string, present ...presenter) answer {
 	c.t.Helper()
 	req := c.modernPOST("1", method, params)
 	presentAll(present...)(req)
@@ -369,7 +369,7 @@ func (c *testClient) modern(method, params string, present ...func(*http.Request
 // modernListen opens a subscriptions/listen, whose first message must be that
 // it is honoured as wanted.
 func (c *testClient) modernListen(
-	id, filter, honoured string, present ...func(*http.Request),
+	id, filter, honoured string, present ...presenter,
 ) (<-chan event, func()) {
 	c.t.Helper()
 	req := c.modernPOST(id, "subscriptions/listen", `{"notifications":`+filter+`}`)
@@ -385,18 +385,21 @@ func (c *testClient) modernListen(
 	return events, hangUp
 }
 
+// presenter changes a request, mostly so that it presents a code.
+type presenter = func(*http.Request)
+
 func presentNothing(*http.Request) {}
 
 // inHeader presents a code in the header, as most tests do.
-func inHeader(code string) func(*http.Request) { return setHeader(claimHeader, code) }
+func inHeader(code string) presenter { return setHeader(claimHeader, code) }
 
-func inQuery(code string) func(*http.Request) {
+func inQuery(code string) presenter {
 	return func(r *http.Request) { r.URL.RawQuery = "claim=" + code }
 }
 
-func inAuthorization(value string) func(*http.Request) { return setHeader("Authorization", value) }
+func inAuthorization(value string) presenter { return setHeader("Authorization", value) }
 
-func presentAll(present ...func(*http.Request)) func(*http.Request) {
+func presentAll(present ...presenter) presenter {
 	return func(r *http.Request) {
 		for _, p := range present {
 			p(r)
@@ -510,7 +513,7 @@ func wantEvent(t *testing.T, events <-chan event, want ...string) event {
 }
 
 // get opens a stream by a GET that present changes.
-func (c *testClient) get(present ...func(*http.Request)) (*http.Response, <-chan event, func()) {
+func (c *testClient) get(present ...presenter) (*http.Response, <-chan event, func()) {
 	c.t.Helper()
 	req := c.getRequest()
 	presentAll(present...)(req)
@@ -545,12 +548,12 @@ type sseClient struct {
 }
 
 // connectSSE opens a stream, by a request that present changes.
-func connectSSE(t *testing.T, url string, present ...func(*http.Request)) *sseClient {
+func connectSSE(t *testing.T, url string, present ...presenter) *sseClient {
 	t.Helper()
 	return newStateless(t, url).openSSE(present...)
 }
 
-func (c *testClient) openSSE(present ...func(*http.Request)) *sseClient {
+func (c *testClient) openSSE(present ...presenter) *sseClient {
 	c.t.Helper()
 	res, events, hangUp := c.get(present...)
 	if res.StatusCode != 200 {
@@ -604,7 +607,7 @@ func startStdio(t *testing.T, dir string) (in io.WriteCloser, out *lineReader, e
 	return inW, newLineReader(outR, 64<<20), exit
 }
 
-func setHeader(name string, values ...string) func(*http.Request) {
+func setHeader(name string, values ...string) presenter {
 	return func(r *http.Request) { r.Header[http.CanonicalHeaderKey(name)] = values }
 }
 

@@ -453,7 +453,7 @@ func (p *projects) revoke(code string) {
 }
 
 // session begins a session by a request that present changes.
-func (p *projects) session(present ...func(*http.Request)) *testClient {
+func (p *projects) session(present ...presenter) *testClient {
 	p.t.Helper()
 	c, _ := openSession(p.t, p.URL, present...)
 	return c
@@ -480,7 +480,7 @@ func (p *projects) claimRecord(code, folder string, created any, life time.Durat
 }
 
 // checkSees checks what a request of a session that present changes lists.
-func checkSees(t *testing.T, what string, c *testClient, want string, present ...func(*http.Request)) {
+func checkSees(t *testing.T, what string, c *testClient, want string, present ...presenter) {
 	t.Helper()
 	check(t, what, listTools(c, present...), want)
 }
