@@ -63,25 +63,22 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 	p := startBinary(t, goTestCallsModule(t))
 	check(t, "the first line, which an imported package prints", p.next(), "greet init")
 	p.exchange([]lineExchange{
-		{`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18",` +
-			`"capabilities":{}}}`,
+		{rpcAs("0", "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`),
 			`{"jsonrpc":"2.0","id":0,"result":{"capabilities":{"experimental":{"usher/problems":{` +
 				`"problems":null}},` +
 				`"tools":{}},"instructions":"","protocolVersion":"2025-11-25",` +
 				`"serverInfo":{"name":"_calls_windows","version":"1"}}}`},
-		{`{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" +
-			`{"jsonrpc":"2.0","id":"p","method":"tools/list"}`,
+		{initialized + "\n" + rpcAs(`"p"`, "tools/list", "{}"),
 			`{"jsonrpc":"2.0","id":"p","result":{"tools":[`},
-		{`{"jsonrpc":"2.0","id":5,"method":"server/discover"}`,
+		{rpcAs("5", "server/discover", "{}"),
 			`"error":{"code":-32601,"message":"unknown method \"server/discover\""}`},
 		// Params that usher would refuse.
-		{`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":` +
-			`{"name":"length","arguments":{"name":"\"}"},"ARGUMENTS":{"name":"x"},"NAME":"none"}}`,
+		{rpcAs("5", "tools/call",
+			`{"name":"length","arguments":{"name":"\"}"},"ARGUMENTS":{"name":"x"},"NAME":"none"}`),
 			`{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":2}}}`},
-		{`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"none"}}`,
+		{rpcAs("5", "tools/call", `{"name":"none"}`),
 			`"error":{"code":-32602,"message":"unknown tool \"none\""}`},
-		{`{"jsonrpc":` + "\n" +
-			`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"fine"}}`,
+		{`{"jsonrpc":` + "\n" + rpcAs("5", "tools/call", `{"name":"fine"}`),
 			`{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":null}}}`},
 	})
 	goTestParameters(t, p)
@@ -149,8 +146,8 @@ func goTestResults(t *testing.T, p *modulePeer) {
 func goTestProgress(t *testing.T, p *modulePeer) {
 	const progress = `"notifications/progress","params":{"progressToken":12345678901234567890,`
 	p.exchange([]lineExchange{
-		{`{"jsonrpc":"2.0","id":"x","method":"tools/call","params":` +
-			`{"name":"progress","_meta":{"progressToken":12345678901234567890}}}`,
+		{rpcAs(`"x"`, "tools/call",
+			`{"name":"progress","_meta":{"progressToken":12345678901234567890}}`),
 			progress + `"progress":1,"total":2,"message":"half <way>"}}`},
 		{"", progress + `"progress":2}}`},
 		{"", `{"jsonrpc":"2.0","id":"x","result":{"_meta":{"usher/value":3}}}`},

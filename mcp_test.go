@@ -27,7 +27,7 @@ func TestVersionIsNegotiated(t *testing.T) {
 		checkContains(t, "the instructions", stringField(a.result(), "instructions"),
 			"- a: A fake module.")
 	}
-	a := c.post(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)
+	a := c.post(rpcText("initialize", "{}"))
 	checkContains(t, "initialize without a version", a.failure(), "protocolVersion")
 }
 
@@ -153,7 +153,7 @@ func TestCancelReachesTheModule(t *testing.T) {
 				return func() bool { return c.daemon.logged(text) > n }
 			}
 			await(t, "the call to begin", logged("fake: sleeping"))
-			a := c.post(`{"jsonrpc":"2.0","id":` + id + `,"method":"ping"}`)
+			a := c.post(rpcAs(id, "ping", "{}"))
 			checkContains(t, "an id in flight", a.Body, "is already in use")
 			c.cancel(`"other"`)
 			c.cancel(id)

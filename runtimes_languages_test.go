@@ -232,10 +232,10 @@ func TestCancelledCallsEnd(t *testing.T) {
 	for _, name := range names {
 		all.Go(func() {
 			first := pidOf(name)
-			const format = `{"jsonrpc":"2.0","id":%q,"method":"tools/call","params":{"name":"%s_spin"}}`
-			all.Go(func() { c.post(fmt.Sprintf(format, name, name)) })
+			id := string(quote(name))
+			all.Go(func() { c.post(rpcAs(id, "tools/call", `{"name":"`+name+`_spin"}`)) })
 			d.awaitLog(t, name+" spins")
-			c.cancel(`"` + name + `"`)
+			c.cancel(id)
 			next := pidOf(name)
 			check(t, name+" was ended", next != first, strings.HasPrefix(name, "stuck"))
 			if strings.HasPrefix(name, "busy") {

@@ -53,8 +53,7 @@ func TestShellFunctions(t *testing.T) {
 	t.Run("cancelled", func(t *testing.T) {
 		stuck := make(chan answer, 1)
 		go func() {
-			stuck <- c.post(`{"jsonrpc":"2.0","id":"stuck","method":"tools/call","params":{` +
-				`"name":"s_stubborn"}}`)
+			stuck <- c.post(rpcAs(`"stuck"`, "tools/call", `{"name":"s_stubborn"}`))
 		}()
 		await(t, "the function to run", func() bool {
 			return strings.Contains(processes(), "stubborn")

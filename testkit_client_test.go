@@ -611,8 +611,11 @@ func setHeader(name string, values ...string) presenter {
 	return func(r *http.Request) { r.Header[http.CanonicalHeaderKey(name)] = values }
 }
 
-func rpcText(method, params string) string {
-	return `{"jsonrpc":"2.0","id":1,"method":"` + method + `","params":` + params + `}`
+func rpcText(method, params string) string { return rpcAs("1", method, params) }
+
+// rpcAs is rpcText for a request with an id, which is JSON.
+func rpcAs(id, method, params string) string {
+	return `{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `","params":` + params + `}`
 }
 
 const changedTools = "notifications/tools/list_changed"

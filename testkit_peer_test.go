@@ -145,8 +145,7 @@ func (p *modulePeer) send(line string) {
 
 func (p *modulePeer) sendCall(id, tool, arguments string) {
 	p.t.Helper()
-	p.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":%q,"arguments":%s}}`,
-		id, tool, arguments))
+	p.send(rpcAs(id, "tools/call", fmt.Sprintf(`{"name":%q,"arguments":%s}`, tool, arguments)))
 }
 
 // cancelCall cancels a call; answers to it are passed over from then on.
@@ -242,7 +241,7 @@ func (p *modulePeer) callText(tool, arguments string) string {
 // request makes a request and returns its result.
 func (p *modulePeer) request(method, params string) json.RawMessage {
 	p.t.Helper()
-	p.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":0,"method":%q,"params":%s}`, method, params))
+	p.send(rpcAs("0", method, params))
 	line := json.RawMessage(p.next())
 	if field(line, "result") == nil {
 		p.t.Fatalf("%s: %s", method, line)

@@ -98,8 +98,8 @@ func badRequests() []badRequest {
 		{"a body over the limit", "", ping(`"` + strings.Repeat("x", 1<<20) + `"`), 413, "1 MiB (-max-body)"},
 		{"no JSON-RPC version", "", `{"id":1,"method":"ping"}`, 400, `"id":1,"error":{"code":-32600`},
 		{"params that are a list", "", rpcText("ping", "[]"), 400, "params must be an object"},
-		{"an id that is null", "", `{"jsonrpc":"2.0","id":null,"method":"ping"}`, 400, "id must be"},
-		{"a long id", "", `{"jsonrpc":"2.0","id":"` + strings.Repeat("x", maxID) + `","method":"ping"}`, 400,
+		{"an id that is null", "", rpcAs("null", "ping", "{}"), 400, "id must be"},
+		{"a long id", "", rpcAs(`"`+strings.Repeat("x", maxID)+`"`, "ping", "{}"), 400,
 			"id is longer than 16 KiB"},
 		{"a long progress token", "", rpcText("ping", `{"_meta":{"progressToken":"`+
 			strings.Repeat("x", maxID)+`"}}`), 200, "progressToken is longer than 16 KiB"},
@@ -306,7 +306,7 @@ func FuzzAccepts(f *testing.F) {
 func TestBatchesAreRefused(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: good")
-	const ping = `{"jsonrpc":"2.0","id":7,"method":"ping"}`
+	ping := rpcAs("7", "ping", "{}")
 	for _, version := range protocols {
 		for _, body := range []string{"[" + ping + "," + ping + "]", " \n[]"} {
 			a := connectAs(t, d.URL, version).post(body)
@@ -349,14 +349,13 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 	call := func() {
 		t.Helper()
 		before := d.logged("fake: sleeping")
-		c.post(`{"jsonrpc":"2.0","id":"s","method":"tools/call","params":{"name":"a_sleep",` +
-			`"arguments":{"ms":60000}}}`)
+		c.post(rpcAs(`"s"`, "tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`))
 		await(t, "the call to begin", func() bool {
 			return d.logged("fake: sleeping") > before
 		})
 	}
 	call()
-	c.post(`{"jsonrpc":"2.0","id":"s","method":"ping"}`)
+	c.post(rpcAs(`"s"`, "ping", "{}"))
 	wantEvent(t, c.events, `"id":"s"`, "is already in use")
 	other.cancel(`"s"`)
 	other.ask("ping", "")
