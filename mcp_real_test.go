@@ -5,7 +5,6 @@
 package main
 
 import (
-	"encoding/base64"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -132,9 +131,7 @@ func (r *realWorkspace) reset(t *testing.T) {
 	servers := readFile(t, "testdata/real/servers.json")
 	write(t, r.workspace+"/.mcp.json", places.Replace(servers))
 	copyFiles(t, "testdata/real", r.workspace, "loud.usher.go")
-	pixel, err := base64.StdEncoding.DecodeString(pixelPNG)
-	must(t, err)
-	write(t, r.files+"/pixel.png", string(pixel))
+	copyFiles(t, "testdata/real", r.files, "pixel.png")
 	write(t, r.root+"/secret.txt", "nothing for the filesystem server")
 	var out output
 	if status := run(t.Context(), []string{"modules", "-base", r.base, r.workspace},
@@ -145,10 +142,6 @@ func (r *realWorkspace) reset(t *testing.T) {
 }
 
 func (r *realWorkspace) memory() string { return r.root + "/memory.jsonl" }
-
-// pixelPNG is an image of one pixel.
-const pixelPNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhf" +
-	"DwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
 // runClients runs the checks of clients.mjs.
 func (r *realWorkspace) runClients(t *testing.T, server ...string) {
