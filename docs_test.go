@@ -66,29 +66,34 @@ type page struct {
 func TestDocs(t *testing.T) {
 	long(t)
 	needUnix(t)
+	var pages sync.WaitGroup
 	for _, path := range docPages() {
-		t.Run(path, func(t *testing.T) {
-			t.Parallel()
-			raw := readFile(t, path)
-			p := newPage(t)
-			text := ""
-			for i, section := range strings.Split(raw, "\n## ") {
-				title, _, _ := strings.Cut(section, "\n")
-				t.Run(title, func(t *testing.T) {
-					for text, needed := range docPrograms {
-						if strings.Contains(section, text) {
-							needed(t)
-						}
-					}
-					section = p.runSection(t, section)
-				})
-				text += strings.Repeat("\n## ", min(i, 1)) + section
+		pages.Go(func() { t.Run(path, func(t *testing.T) { runPage(t, path) }) })
+	}
+	pages.Wait() // not t.Parallel, which would let all other tests begin before the pages
+}
+
+// runPage runs the commands of a page.
+func runPage(t *testing.T, path string) {
+	t.Helper()
+	raw := readFile(t, path)
+	p := newPage(t)
+	text := ""
+	for i, section := range strings.Split(raw, "\n## ") {
+		title, _, _ := strings.Cut(section, "\n")
+		t.Run(title, func(t *testing.T) {
+			for text, needed := range docPrograms {
+				if strings.Contains(section, text) {
+					needed(t)
+				}
 			}
-			p.stopDaemon(t)
-			if *updateDocs && text != raw {
-				write(t, path, text)
-			}
+			section = p.runSection(t, section)
 		})
+		text += strings.Repeat("\n## ", min(i, 1)) + section
+	}
+	p.stopDaemon(t)
+	if *updateDocs && text != raw {
+		write(t, path, text)
 	}
 }
 

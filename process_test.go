@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -28,41 +29,49 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 	must(t, err)
 	write(t, bin+"/go", "#!/bin/sh\ncase $* in *built*) exec sleep 1000; esac\nexec "+
 		command+" \"$@\"\n")
+	var all sync.WaitGroup
 	for name, end := range map[string]syscall.Signal{
 		"by TERM": syscall.SIGTERM,
 		"by KILL": syscall.SIGKILL,
 	} {
-		t.Run(name, func(t *testing.T) {
-			mark, processes := markProcesses(t)
-			dir, names := languages(t, "testdata/languages")
-			writeFake(t, dir+"/child.usher", "child tools=x")
-			write(t, dir+"/wait.usher.sh", "# Waits.\nwait_() { trap '' TERM; sleep 600; }\n")
-			env := map[string]string{markVar: mark, "PATH": bin + ":" + os.Getenv("PATH")}
-			d := daemonOptions{ownProcess: true, env: env}.start(t, dir)
-			c := connect(t, d.URL)
-			for _, name := range names {
-				tool := name + "_handleContact"
-				await(t, tool, func() bool {
-					return c.call(tool, `{"email":"x","message":"y"}`).failure() == ""
-				})
-			}
-			await(t, "the fake", func() bool { return c.call("child_x", "").failure() == "" })
-			write(t, dir+"/built.usher.go", goHead)
-			await(t, "the build", func() bool {
-				return strings.Count(processes(), "sleep 1000") == 2
-			})
-			c.call("child_x", "") // meanwhile, the daemon tells the guard of the build
-			_, noShell := exec.LookPath("sh")
-			if end == syscall.SIGKILL && noShell == nil { // others wait for the call
-				go c.http.Do(c.asking("tools/call", `{"name":"wait_wait_"}`))
-				await(t, "the function", func() bool {
-					return strings.Contains(processes(), "sleep 600")
-				})
-			}
-			d.signal(t, end)
-			await(t, "all processes to end", func() bool { return processes() == "" })
+		all.Go(func() {
+			t.Run(name, func(t *testing.T) { endDaemon(t, bin, end) })
 		})
 	}
+	all.Wait()
+}
+
+// endDaemon ends a daemon with processes of each kind, and waits for their end.
+func endDaemon(t *testing.T, bin string, end syscall.Signal) {
+	t.Helper()
+	mark, processes := markProcesses(t)
+	dir, names := languages(t, "testdata/languages")
+	writeFake(t, dir+"/child.usher", "child tools=x")
+	write(t, dir+"/wait.usher.sh", "# Waits.\nwait_() { trap '' TERM; sleep 600; }\n")
+	env := map[string]string{markVar: mark, "PATH": bin + ":" + os.Getenv("PATH")}
+	d := daemonOptions{ownProcess: true, env: env}.start(t, dir)
+	c := connect(t, d.URL)
+	for _, name := range names {
+		tool := name + "_handleContact"
+		await(t, tool, func() bool {
+			return c.call(tool, `{"email":"x","message":"y"}`).failure() == ""
+		})
+	}
+	await(t, "the fake", func() bool { return c.call("child_x", "").failure() == "" })
+	write(t, dir+"/built.usher.go", goHead)
+	await(t, "the build", func() bool {
+		return strings.Count(processes(), "sleep 1000") == 2
+	})
+	c.call("child_x", "") // meanwhile, the daemon tells the guard of the build
+	_, noShell := exec.LookPath("sh")
+	if end == syscall.SIGKILL && noShell == nil { // others wait for the call
+		go c.http.Do(c.asking("tools/call", `{"name":"wait_wait_"}`))
+		await(t, "the function", func() bool {
+			return strings.Contains(processes(), "sleep 600")
+		})
+	}
+	d.signal(t, end)
+	await(t, "all processes to end", func() bool { return processes() == "" })
 }
 
 // A zombie is dead, a group is not confused with another whose leader has the same id, and
