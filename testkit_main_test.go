@@ -128,8 +128,8 @@ func TestMain(m *testing.M) {
 	// Tests mostly wait for processes and clocks, so more of them than cores can run at once.
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue &&
-		runtime.GOMAXPROCS(0) < 8 {
-		f.Value.Set("8")
+		runtime.GOMAXPROCS(0) < 16 {
+		f.Value.Set("16")
 	}
 	code := m.Run()
 	var counts []string
