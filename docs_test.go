@@ -162,6 +162,7 @@ func (p *page) run(t *testing.T, command, want string) string {
 	t.Helper()
 	command = strings.Replace(command, "go run . ", "usher ", 1)
 	if strings.Contains(command, "usher serve") {
+		command = strings.Replace(command, "usher serve", "exec usher serve", 1)
 		return p.serve(t, command, want)
 	}
 	var got string
@@ -231,7 +232,7 @@ func (p *page) serve(t *testing.T, command, want string) string {
 func (p *page) stopDaemon(t *testing.T) {
 	if p.daemon != nil {
 		p.group.signal(syscall.SIGTERM)
-		p.daemon.Wait() // the shell may end before the daemon
+		p.daemon.Wait() // the daemon is no child of a shell, which could end before it
 		await(t, "the daemon's end", func() bool { return !p.group.signal(0) })
 		p.daemon = nil
 	}
