@@ -138,10 +138,8 @@ func TestShellNames(t *testing.T) {
 	long(t)
 	need(t, "sh")
 	script := readFile(t, "testdata/shell/names.usher.sh")
-	const reserved = "\n# Runs it.\n# @param {string} text what\nfunction time() { printf '%s' \"$1\"; }\n" +
-		"# Says it.\nfunction say-so {\n:\n}\n"
-	const values = "\n\n# Says them.\n# @param {string} a\n# @param {string} b\n" +
-		"values() { printf '[%s]' \"$#\" \"$@\"; }\n\n\"$@\"\n"
+	reserved := readFile(t, "testdata/shell/reserved.sh")
+	values := readFile(t, "testdata/shell/values.sh")
 	functions := []string{"say", "test", "touch", "echo"}
 	for shell, more := range map[string]string{
 		"sh":   "",
@@ -156,7 +154,7 @@ func TestShellNames(t *testing.T) {
 			}
 			dir, base := t.TempDir(), t.TempDir()
 			write(t, dir+"/m.usher.sh", "#!/usr/bin/env "+shell+"\n"+script+more)
-			write(t, dir+"/values.usher.sh", "#!/usr/bin/env "+shell+values)
+			write(t, dir+"/values.usher.sh", "#!/usr/bin/env "+shell+"\n"+values)
 			out, _, _ := usher(t, "modules", "-json", "-base", base, dir)
 			for _, name := range append(functions, "builtin", "mkdir", "time") {
 				hosted := strings.Contains(out, `"method": "`+name+`"`)

@@ -1,0 +1,7 @@
+
+# Says them.
+# @param {string} a
+# @param {string} b
+values() { printf '[%s]' "$#" "$@"; }
+
+"$@"
