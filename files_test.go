@@ -116,8 +116,7 @@ func TestWriterWaitsNoLongerThanItsContext(t *testing.T) {
 
 // A folder that can't be synced after the rename fails the write, which is not repeated.
 func TestFailedSyncFailsTheWrite(t *testing.T) {
-	dir := newDataDir(t)
-	s := testStore(t, dir)
+	dir, s := newStore(t)
 	writes := 0
 	s.token.step = func(step string) {
 		if step == "ended" {
@@ -149,8 +148,7 @@ func TestDeletionIsNotUndone(t *testing.T) {
 		})
 	}
 	t.Run("another put in its place", func(t *testing.T) {
-		dir := newDataDir(t)
-		s := testStore(t, dir)
+		dir, s := newStore(t)
 		var once sync.Once
 		s.token.step = func(at string) {
 			if at == "written" {
@@ -254,8 +252,7 @@ func (c *claimsChild) codes() []Code {
 func TestKillsLoseNoRecord(t *testing.T) {
 	long(t)
 	const crowd = 3 // writers at a time, one of whom is killed
-	dir := newDataDir(t)
-	s := testStore(t, dir)
+	dir, s := newStore(t)
 	var printed []Code
 	for range slowTests(10, 60) {
 		// Two writers go on and end by themselves; the third is killed.
@@ -300,8 +297,7 @@ func TestKilledWriterBlocksNobody(t *testing.T) {
 	for _, step := range tokenSteps {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
-			dir := newDataDir(t)
-			s := testStore(t, dir)
+			dir, s := newStore(t)
 			mustCreate(t, s)
 			victim := startClaimsChild(t, dir, 1, 30*time.Second, step)
 			victim.cmd.Process.Kill()
@@ -320,8 +316,7 @@ func TestKilledWriterBlocksNobody(t *testing.T) {
 
 // The half-made token folder of a killed writer is removed.
 func TestHalfAFolderIsRemoved(t *testing.T) {
-	dir := newDataDir(t)
-	s := testStore(t, dir)
+	dir, s := newStore(t)
 	must(t, os.MkdirAll(s.token.dir+".tmp."+s.token.newName(), 0o700))
 	mustCreate(t, s)
 	wantTidy(t, dir)
@@ -340,8 +335,7 @@ func TestStoppedWriterLosesNothing(t *testing.T) {
 	for _, step := range tokenSteps {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
-			dir := newDataDir(t)
-			s := testStore(t, dir)
+			dir, s := newStore(t)
 			s.token.stale, s.token.timeout = min(stale, 30*time.Second), 2*stale
 			before := mustCreate(t, s)
 			child := startClaimsChild(t, dir, 1, s.token.stale, step)

@@ -35,8 +35,7 @@ func TestUnreadableClaims(t *testing.T) {
 
 // A request that was admitted before its claim ended reaches nothing afterwards.
 func TestScopeEndsWithClaim(t *testing.T) {
-	dir := newDataDir(t)
-	store := testStore(t, dir)
+	dir, store := newStore(t)
 	p, err := store.Lookup(mustCreate(t, store).Code)
 	must(t, err)
 	before := readFile(t, dir+"/claims.json")

@@ -14,6 +14,12 @@ func testStore(t testing.TB, dataDir string) *ClaimStore {
 	return s
 }
 
+// newStore returns a store in a data folder that does not exist yet.
+func newStore(t *testing.T) (dir string, s *ClaimStore) {
+	dir = newDataDir(t)
+	return dir, testStore(t, dir)
+}
+
 // newDataDir returns a data folder that does not exist yet.
 func newDataDir(t testing.TB) string { return t.TempDir() + "/base/.data" }
 
