@@ -258,15 +258,7 @@ func TestPythonDependencies(t *testing.T) {
 	dir, wheels := t.TempDir(), t.TempDir()
 	var wheel bytes.Buffer
 	archive := zip.NewWriter(&wheel)
-	for path, text := range map[string]string{
-		"here.py":                     "version = '1.5'\n",
-		"here-1.5.dist-info/METADATA": "Metadata-Version: 2.1\nName: here\nVersion: 1.5\n",
-		"here-1.5.dist-info/WHEEL":    "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-		"here-1.5.dist-info/RECORD":   "",
-	} {
-		file, _ := archive.Create(path)
-		file.Write([]byte(text))
-	}
+	must(t, archive.AddFS(os.DirFS("testdata/python/wheel")))
 	must(t, archive.Close())
 	write(t, wheels+"/here-1.5-py3-none-any.whl", wheel.String())
 	env := map[string]string{"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": wheels}
