@@ -25,7 +25,7 @@ func TestShimGolden(t *testing.T) {
 			file := strings.TrimSuffix(golden, ".json")
 			t.Run(filepath.Base(file), func(t *testing.T) {
 				t.Parallel()
-				p := startShim(t, needLanguage(t, file), file)
+				p := startFile(t, file)
 				about := firstSentence(stringField(p.request("initialize", `{}`),
 					"instructions"))
 				tools := field(p.request("tools/list", `{}`), "tools")

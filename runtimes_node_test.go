@@ -16,7 +16,7 @@ import (
 // of the log.
 func TestNodeResults(t *testing.T) {
 	long(t)
-	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
+	p := startFile(t, "testdata/node/calls.usher.js")
 	const not = "the result can't be written as JSON: "
 	const known = ": want { ask, params }, { progress, total, message } or { log, level }, " +
 		"and return the result"
@@ -65,7 +65,7 @@ func TestNodeResults(t *testing.T) {
 // A cancelled generator ends, and a cancelled call is answered after its end.
 func TestNodeConfirmsCancellation(t *testing.T) {
 	long(t)
-	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
+	p := startFile(t, "testdata/node/calls.usher.js")
 	p.sendCall("1", "endless", `{}`)
 	p.sendCall("2", "sleep", `{"ms":50}`)
 	for _, id := range []string{"1", "2", "3"} {
@@ -153,7 +153,7 @@ func TestNodeTypeScript(t *testing.T) {
 		"export const twice = (s: string): string => s + s\n")
 	write(t, file,
 		"import { twice } from './lib.ts'\nexport const f = ({ a }: { a: string }): string => twice(a)\n")
-	p := startShim(t, kindNode, file)
+	p := startFile(t, file)
 	check(t, "result", p.call("f", `{"a":"x"}`), shownText("xx"))
 	p.end()
 	failsWith("\nexport const f = (p: { a string }) => 1", ":2: SyntaxError: ")
@@ -184,7 +184,7 @@ func TestNodeModuleSystems(t *testing.T) {
 			if row.pkg != "" {
 				write(t, dir+"/package.json", row.pkg)
 			}
-			p := startShim(t, kindNode, dir+"/m.usher.js")
+			p := startFile(t, dir+"/m.usher.js")
 			check(t, "tools", len(p.tools()), 1)
 			check(t, "result", p.call("f", `{}`), shownText("f"))
 			p.end()

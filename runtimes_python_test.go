@@ -38,7 +38,7 @@ func TestPythonSyntax(t *testing.T) {
 // Arguments become values of the annotated types.
 func TestPythonParameters(t *testing.T) {
 	long(t)
-	p := startShim(t, kindPython, pythonCalls)
+	p := startFile(t, pythonCalls)
 	// bed returns how a bed of one row is written back.
 	bed := func(next string) string { return `{"rows":1,"color":"red","next":` + next + `}` }
 	const bed2 = `{"rows":2,"color":"red","next":null}`
@@ -85,7 +85,7 @@ func TestPythonParameters(t *testing.T) {
 // the log.
 func TestPythonResults(t *testing.T) {
 	long(t)
-	p := startShim(t, kindPython, pythonCalls)
+	p := startFile(t, pythonCalls)
 	const unwritable = "the result can't be written as JSON: "
 	const known = "want ask and params, progress and total and message, or log and level; " +
 		"an asynchronous generator can also yield its result, once"
@@ -138,7 +138,7 @@ func TestPythonResults(t *testing.T) {
 // A cancelled coroutine or generator ends, and a cancelled call is answered after its end.
 func TestPythonConfirmsCancellation(t *testing.T) {
 	long(t)
-	p := startShim(t, kindPython, pythonCalls)
+	p := startFile(t, pythonCalls)
 	for i, tool := range []string{"wait", "generate", "generate_async"} {
 		p.sendCall(strconv.Itoa(i), tool, "{}")
 	}

@@ -114,27 +114,21 @@ func shimCommand(t *testing.T, kind Kind, file string) *exec.Cmd {
 	return cmd
 }
 
-func startShim(t *testing.T, kind Kind, file string) *modulePeer {
+// startFile starts a module of any language.
+func startFile(t *testing.T, file string) *modulePeer {
 	t.Helper()
-	needLanguage(t, file)
+	kind := needLanguage(t, file)
+	if kind == kindGo {
+		name := filepath.Base(file)
+		dir := goTestTree(t, map[string]string{name: readFile(t, file)})
+		return startBinary(t, goTestBuild(t, dir+"/"+name, dir+"/cache"))
+	}
 	p := startPeer(t, shimCommand(t, kind, file))
 	for _, tool := range p.tools() {
 		m := parseMethod(tool, kind)
 		p.methods[m.Name] = m
 	}
 	return p
-}
-
-// startFile starts a module of any language.
-func startFile(t *testing.T, file string) *modulePeer {
-	t.Helper()
-	if filepath.Ext(file) != ".go" {
-		return startShim(t, needLanguage(t, file), file)
-	}
-	source := readFile(t, file)
-	name := filepath.Base(file)
-	dir := goTestTree(t, map[string]string{name: source})
-	return startBinary(t, goTestBuild(t, dir+"/"+name, dir+"/cache"))
 }
 
 func (p *modulePeer) send(line string) {
