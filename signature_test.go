@@ -8,56 +8,32 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
 
-// providers says how the providers of docs/webhooks.md sign, by their own documents. A form is the
+// providers returns how the providers of docs/webhooks.md sign, by their own documents. A form is the
 // headers of a delivery, in which HEX(…) and BASE64(…) are HMACs with the key. ID and TIME are the delivery's.
-var providers = map[string]string{
-	"GitHub":                "X-Hub-Signature-256: sha256=HEX(BODY)",
-	"Gitea, Forgejo":        "X-Gitea-Signature: HEX(BODY)\nX-Hub-Signature-256: sha256=HEX(BODY)",
-	"Bitbucket, Jira Cloud": "X-Hub-Signature: sha256=HEX(BODY)",
-	"GitLab, signing token": standardSigned,
-	"GitLab, secret token":  "X-Gitlab-Token: KEY",
-	"Meta, WhatsApp":        "X-Hub-Signature: sha1=00\nX-Hub-Signature-256: sha256=HEX(BODY)",
-	"Stripe":                "Stripe-Signature: t=TIME,v1=00,v1=HEX(TIME.BODY),v0=00",
-	"Slack":                 "X-Slack-Request-Timestamp: TIME\nX-Slack-Signature: v0=HEX(v0:TIME:BODY)",
-	"Clerk, Resend, Svix":   strings.ReplaceAll(standardSigned, "webhook-", "svix-"),
-	"OpenAI, Replicate":     standardSigned,
-	"Supabase Auth":         standardSigned,
-	"Hugging Face":          "X-Webhook-Secret: KEY",
-	"Shopify":               "X-Shopify-Hmac-Sha256: BASE64(BODY)",
-	"WooCommerce":           "X-WC-Webhook-Signature: BASE64(BODY)",
-	"Linear":                "Linear-Signature: HEX(BODY)",
-	"Lemon Squeezy":         "X-Signature: HEX(BODY)",
-	"Sentry":                "Sentry-Hook-Signature: HEX(BODY)",
-	"ClickUp":               "X-Signature: HEX(BODY)",
-	"Cal.com":               "X-Cal-Signature-256: HEX(BODY)",
-	"Dropbox":               "X-Dropbox-Signature: HEX(BODY)",
-	"Asana":                 "X-Hook-Signature: HEX(BODY)",
-	"Notion":                "X-Notion-Signature: sha256=HEX(BODY)",
-	"Typeform":              "Typeform-Signature: sha256=BASE64(BODY)",
-	"PagerDuty":             "X-PagerDuty-Signature: v1=00,v1=HEX(BODY)",
-	"CircleCI":              "circleci-signature: v1=HEX(BODY),v2=00",
-	"Razorpay":              "X-Razorpay-Signature: HEX(BODY)",
-	"LINE":                  "X-Line-Signature: BASE64(BODY)",
-	"Telegram":              "X-Telegram-Bot-Api-Secret-Token: KEY",
-	"Documenso":             "X-Documenso-Secret: KEY",
-	"Buildkite":             "X-Buildkite-Token: KEY",
-	"Calendly":              "Calendly-Webhook-Signature: t=TIME,v1=HEX(TIME.BODY)",
-	"ElevenLabs":            "ElevenLabs-Signature: t=TIME,v0=HEX(TIME.BODY)",
-	"Paddle":                "Paddle-Signature: ts=TIME;h1=HEX(TIME:BODY)",
-	"Zoom":                  "x-zm-request-timestamp: TIME\nx-zm-signature: v0=HEX(v0:TIME:BODY)",
-	"Discord":               "X-Signature-Timestamp: TIME\nX-Signature-Ed25519: ED25519(TIMEBODY)",
-}
+var providers = sync.OnceValue(func() (forms map[string]string) {
+	text, err := os.ReadFile("testdata/signatures/providers.json")
+	if err == nil {
+		err = json.Unmarshal(text, &forms)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return forms
+})
 
 const standardSigned = "webhook-id: ID\nwebhook-timestamp: TIME\n" +
 	"webhook-signature: v1,AAAA v1,BASE64(ID.TIME.BODY)"
@@ -99,17 +75,17 @@ func shownKey(scheme, key string) string {
 	return key
 }
 
-// schemeForms contains a form for each of the older schemes.
-var schemeForms = map[string]string{
-	"github":   providers["GitHub"],
-	"slack":    providers["Slack"],
-	"standard": standardSigned,
-	"stripe":   providers["Stripe"],
+// schemes contains a provider for each of the older schemes.
+var schemes = map[string]string{
+	"github":   "GitHub",
+	"slack":    "Slack",
+	"standard": "Supabase Auth",
+	"stripe":   "Stripe",
 }
 
 // signed returns the headers that sign a body by a scheme.
 func signed(scheme, key, body string, at time.Time) []string {
-	return sign(schemeForms[scheme], key, body, at)
+	return sign(providers()[schemes[scheme]], key, body, at)
 }
 
 // verifySigned verifies the signature of a body by a scheme and a key.
@@ -131,14 +107,6 @@ func headerOf(lines ...string) http.Header {
 	return h
 }
 
-// slackBody is the request of Slack's "Verifying requests from Slack".
-const slackBody = "token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow" +
-	"&channel_id=G8PSS9T3V&channel_name=foobar" +
-	"&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=" +
-	"&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F" +
-	"397700885554%2F96rGlfmibIGlgcZRskXaIFfN" +
-	"&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c"
-
 // The samples that the providers publish are good, and no other body is.
 func TestSignaturePublishedVectors(t *testing.T) {
 	for _, row := range []struct {
@@ -157,9 +125,10 @@ func TestSignaturePublishedVectors(t *testing.T) {
 			"Stripe-Signature: t=1700000000," +
 				"v1=b89916e4d9501dd75bf1ed032f65c6726aad6455694324984f36ec604846d6bb"}},
 		// Slack, "Verifying requests from Slack".
-		{"slack", "8f742231b10e8888abcd99yyyzzz85a5", slackBody, 1531420618, []string{
-			"X-Slack-Request-Timestamp: 1531420618",
-			"X-Slack-Signature: v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"}},
+		{"slack", "8f742231b10e8888abcd99yyyzzz85a5", readFile(t, "testdata/signatures/slack.txt"),
+			1531420618, []string{
+				"X-Slack-Request-Timestamp: 1531420618",
+				"X-Slack-Signature: v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"}},
 		// Standard Webhooks, the specification's reference libraries.
 		{"standard", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", `{"test": 2432232314}`, 1614265330,
 			[]string{"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek",
@@ -198,7 +167,7 @@ func TestNearlySignedIsUnsigned(t *testing.T) {
 		{"stripe X-Own", "Stripe-Signature: t=TIME,v1=HEX(TIME.BODY)", false},
 		{"slack", atSlack + "TIME" + sig + "HEX(v1:TIME:BODY)", false},
 		{"slack", atSlack + "1700000001" + sig + "HEX(v0:TIME:BODY)", false},
-		{"zoom", providers["Slack"], false},
+		{"zoom", providers()["Slack"], false},
 		{"standard", "webhook-timestamp: TIME\nwebhook-signature: v1,BASE64(ID.TIME.BODY)", false},
 		{"standard", strings.Replace(standardSigned, "ID", "msg_2", 1), false},
 		{"standard", "webhook-id: ID.TIME\nwebhook-timestamp: \n" +
@@ -241,7 +210,7 @@ func TestSignatureIsRecent(t *testing.T) {
 func signedModule(t *testing.T) (dir string, env map[string]string) {
 	dir, env = t.TempDir(), map[string]string{}
 	tools := []string{"handlePlain", "handleRuns=runs"}
-	for _, scheme := range sortedKeys(schemeForms) {
+	for _, scheme := range sortedKeys(schemes) {
 		name := "WH_" + strings.ToUpper(scheme) + "_SIGNING_SECRET"
 		env[name] = shownKey(scheme, "k")
 		tools = append(tools,
@@ -279,7 +248,7 @@ func TestSignatureOrSecret(t *testing.T) {
 				defer d.stop(t)
 				d.awaitReady(t)
 				ran := 0
-				for _, scheme := range sortedKeys(schemeForms) {
+				for _, scheme := range sortedKeys(schemes) {
 					for how, headers := range map[string][]string{
 						"well":     sign(scheme, body, time.Now()),
 						"badly":    sign(scheme, body+" ", time.Now()),
@@ -316,7 +285,7 @@ func TestSignatureOrSecret(t *testing.T) {
 					}
 				}
 				got := 0
-				for scheme := range schemeForms {
+				for scheme := range schemes {
 					got += d.runs(t, "m", "handle_"+scheme)
 				}
 				check(t, "times the methods ran", got, ran)
@@ -359,7 +328,7 @@ var providerRow = regexp.MustCompile("(?m)^\\| ([^|`]*) \\| `(@signature [^`]* (
 func TestSignatureOfEachProvider(t *testing.T) {
 	long(t)
 	rows := providerRow.FindAllStringSubmatch(readFile(t, "docs/webhooks.md"), -1)
-	check(t, "rows of the table", len(rows), len(providers))
+	check(t, "rows of the table", len(rows), len(providers()))
 	env := map[string]string{webhookSecretVar: testSecret}
 	var tools []string
 	for i, row := range rows {
@@ -373,7 +342,7 @@ func TestSignatureOfEachProvider(t *testing.T) {
 	refusal := d.deliver(t, "no/such/path", `{}`).Body
 	for i, row := range rows {
 		t.Run(row[1], func(t *testing.T) {
-			form, key, path := providers[row[1]], "key-of-"+row[3], fmt.Sprint("m/handle", i)
+			form, key, path := providers()[row[1]], "key-of-"+row[3], fmt.Sprint("m/handle", i)
 			const body = `{"a":"é"}`
 			now := time.Now()
 			a := d.deliver(t, path, body, sign(form, key, body, now)...)
@@ -421,7 +390,7 @@ func TestSignatureChallenges(t *testing.T) {
 		{"Discord", `{"type":2}`, ""},
 		{"Discord", challenge, ""},
 	} {
-		headers := sign(providers[row.name], "k", row.body, time.Now())
+		headers := sign(providers()[row.name], "k", row.body, time.Now())
 		a := d.deliver(t, "m/handle"+row.name, row.body, headers...)
 		if row.answer != "" {
 			wantAnswer(t, a, 200, isJSON, row.answer)
@@ -511,7 +480,7 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 func FuzzSignatureHeaders(f *testing.F) {
 	now := time.Unix(1_700_000_000, 0)
 	f.Fuzz(func(t *testing.T, scheme, id, stamp, signature string, body []byte) {
-		if schemeForms[scheme] == "" {
+		if schemes[scheme] == "" {
 			return
 		}
 		key := shownKey(scheme, "k")
