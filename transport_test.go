@@ -73,16 +73,12 @@ func TestThereIsNoLogin(t *testing.T) {
 	checkOmits(t, "the log", d.Log.String(), "well-known", "register")
 }
 
-// badRequest is a request, bad or not.
-type badRequest struct {
-	name    string
-	request string // "METHOD path", "Name: value", or "Name:" to leave a header out; else a POST
-	body    string // a ping if empty
-	status  int
-	says    string
-}
-
-func badRequests() []badRequest {
+// A request gets the status and the reason that its first fault asks for.
+func TestRequestsAreChecked(t *testing.T) {
+	long(t)
+	c := oneFake(t, "-max-body", "1MiB", "-allow-host", "usher.example",
+		"-allow-origin", "https://app.example",
+		"-open", "-open-webhooks")
 	call := func(arguments string) string {
 		return rpcText("tools/call", `{"name":"a_echo","arguments":`+arguments+`}`)
 	}
@@ -90,7 +86,13 @@ func badRequests() []badRequest {
 	deep := strings.Repeat("[", 10_001) + strings.Repeat("]", 10_001)
 	lines := strings.ReplaceAll(call(`{"x":1}`), ",", ",\n")
 	const modern = "MCP-Protocol-Version: 2026-07-28"
-	return []badRequest{
+	for _, tt := range []struct {
+		name    string
+		request string // "METHOD path", "Name: value", or "Name:" to leave a header out; else a POST
+		body    string // a ping if empty
+		status  int
+		says    string
+	}{
 		{"a ping", "", "", 200, `{"jsonrpc":"2.0","id":1,"result":{}}`},
 		{"malformed JSON", "", `{"jsonrpc":"2.0",`, 400, `"code":-32700`},
 		{"invalid UTF-8", "", rpcText("pi\xffng", "{}"), 400, "not valid UTF-8"},
@@ -137,16 +139,7 @@ func badRequests() []badRequest {
 		{"a browser's GET", "GET \nAccept: text/html,*/*;q=0.8", "", 200, ""},
 		{"a huge header", "X-Big: " + strings.Repeat("x", 24<<10), "", 431, ""},
 		{"health, with any Host", "GET healthz\nHost: probe.example", "", 200, "ok"},
-	}
-}
-
-// A request gets the status and the reason that its first fault asks for.
-func TestRequestsAreChecked(t *testing.T) {
-	long(t)
-	c := oneFake(t, "-max-body", "1MiB", "-allow-host", "usher.example",
-		"-allow-origin", "https://app.example",
-		"-open", "-open-webhooks")
-	for _, tt := range badRequests() {
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			method, path, header := "POST", "", tt.request
 			if line, rest, _ := strings.Cut(tt.request, "\n"); !strings.Contains(line, ":") && line != "" {
