@@ -317,13 +317,8 @@ func (d *testDaemon) hookRequest(method, path, body string, headers ...string) (
 	if err != nil {
 		return nil, err
 	}
-	for _, h := range headers {
-		name, value, _ := strings.Cut(h, ": ")
-		if name == "Host" {
-			req.Host = value
-		}
-		req.Header.Add(name, value)
-	}
+	req.Header = headerOf(headers...)
+	req.Host = req.Header.Get("Host") // if it is empty, net/http takes the URL's
 	return req, nil
 }
 
