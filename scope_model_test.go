@@ -155,11 +155,11 @@ func (w *walk) step() {
 	switch n := w.random.IntN(1000); {
 	case n < 70:
 		w.begin()
-	case n < 300:
+	case n < 460:
 		w.list(s, w.presentation())
-	case n < 470:
+	case n < 630:
 		w.call(s, w.presentation())
-	case n < 620:
+	case n < 780:
 		alone := w.alone()
 		alone.Session = s.Session // which counts for nothing
 		if n%2 == 0 {
@@ -167,8 +167,6 @@ func (w *walk) step() {
 		} else {
 			w.call(alone, w.presentation())
 		}
-	case n < 780:
-		w.list(s, w.presentation())
 	case n < 850:
 		w.foreign(s, w.presentation())
 	case n < 900:
