@@ -291,8 +291,8 @@ func twoProjects(t *testing.T) string {
 }
 
 var (
-	allTools  = []string{"a_pid", "a_sleep", "a_x", "b_x", "c_x"}
-	projTools = []string{"a_pid", "a_sleep", "a_x"}
+	allTools  = strings.Fields(seesAll)
+	projTools = strings.Fields(seesProj)
 )
 
 const testSecret = "s3cret-7c1f"

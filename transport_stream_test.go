@@ -27,7 +27,7 @@ func TestStreamsEndWithClaim(t *testing.T) {
 	for n, events := range []<-chan event{first, second} { // they end, as the session has a claim now
 		check(t, fmt.Sprint("messages on stream ", n+1), len(remainingEvents(t, events)), 0)
 	}
-	c.awaitTools("a_pid", "a_sleep", "a_x")
+	c.awaitTools(projTools...)
 	third, _ := c.listen()
 	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
 	hear(t, third, changedTools)
