@@ -57,7 +57,7 @@ const (
 	maxColumns        = 110
 	maxUsualColumns   = 88 // for 95 % of the lines
 	maxRuntimeColumns = 100
-	maxTestText       = 506_000 // characters
+	maxTestText       = 494_000 // characters
 )
 
 // scopeFiles decide who sees what. No other file can widen a scope.
