@@ -37,7 +37,8 @@ type Caller struct {
 	// notifications.
 	Notify func(method string, params object)
 	// Ask asks the caller, if it has the capabilities, and waits for the answer until ctx
-	// ends. Its errors are *rpcError, or ctx's cause. Ask is nil for callers that have no client.
+	// ends. Its errors are *rpcError, errNoRoom, or ctx's cause. Ask is nil for callers that have
+	// no client.
 	Ask func(ctx context.Context, method string, params object) (object, error)
 }
 

@@ -407,7 +407,7 @@ func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item
 		}
 	}
 	if claimants := view.items["tools"][joined]; claimants != nil {
-		return nil, fmt.Errorf("%s is ambiguous: use one of %s", name, itemNames(claimants))
+		return nil, fmt.Errorf("no tool %s here: did you mean %s?", name, itemNames(claimants))
 	}
 	var hints []string
 	// The owner runs this command, so a module outside the scope is named too.

@@ -243,7 +243,7 @@ func TestCommandsAreRefused(t *testing.T) {
 			"here: ruby.usher.rb is not hosted: unsupported file: want .usher, .usher.exe, "},
 		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside the scope"},
 		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
-		{"call m f -dir DIR", 1, "m f is ambiguous: use one of p-m_f, q-m_f"},
+		{"call m f -dir DIR", 1, "no tool m f here: did you mean p-m_f, q-m_f?"},
 		{"call file x -dir DIR", 1,
 			`file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},

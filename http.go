@@ -306,9 +306,10 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 }
 
 // memory limits the bytes that are held for principals. A request counts from the first
-// byte of its body until the last byte of its answer has been written. Messages to
-// clients count until they have been written. Only these bytes count: what usher makes of
-// them, such as decoded objects, can be twenty times as large. Safe for concurrent use.
+// byte of its body until the last byte of its answer has been written, together with what its
+// client answers to modules meanwhile. Messages to clients count until they have been written.
+// Only these bytes count: what usher makes of them, such as decoded objects, can be twenty times
+// as large. Safe for concurrent use.
 type memory struct {
 	maxBody   int64        // bytes of one body
 	strangers any          // the principal of all unauthenticated senders

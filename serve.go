@@ -361,7 +361,7 @@ func (d *daemon) announce(roots []string) error {
 	}
 	d.log.Info("listening", "version", version(), "address", d.listener.Addr().String(), "url", d.record.URL,
 		"webhooks", d.flags.whoSendsWebhooks())
-	if d.flags.publicURL == "" && d.flags.exposure() != "" {
+	if d.flags.publicURL == "" && d.flags.exposure() != "" && addr.IP.IsLoopback() {
 		d.log.Warn("the URL in printed commands is for this machine only: set -public-url for others")
 	}
 	return nil

@@ -255,7 +255,9 @@ func TestServersConfirmNothing(t *testing.T) {
 		w.endCall(c, errCancelled)
 		w.handle(&Message{Method: cancelConfirmed, Params: object{{"requestId", json.RawMessage(c.id)}}})
 		check(t, "running calls at first", running.count(everyone), 1)
-		check(t, "the caller is kept", w.snapshot().cancelled[c.id].ofClient(), false)
+		w.update(func(s *workerState) {
+			check(t, "the caller is kept", s.cancelled[c.id].ofClient(), false)
+		})
 		pass(cancelTimeout + time.Second)
 		check(t, "running calls after cancelTimeout", running.count(everyone), 0)
 	})
