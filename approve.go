@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -91,8 +90,7 @@ func (r *Registry) approval() func(*source) {
 	list, err := readApprovals(r.Approved)
 	unapproved := errUnapproved
 	if err != nil {
-		unapproved = httpErrorf(http.StatusBadGateway, "%v", errUnapproved).
-			because(fmt.Errorf("%w: %w", errUnapproved, err))
+		unapproved = fmt.Errorf("%w, which says why %s is broken", errUnapproved, approvedName)
 	}
 	return func(s *source) {
 		if s.Invalid != nil || r.Approved == "" {
