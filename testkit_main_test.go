@@ -129,7 +129,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue &&
 		runtime.GOMAXPROCS(0) < 16 {
-		f.Value.Set("16")
+		f.Value.Set(fmt.Sprint(min(16, 8*runtime.GOMAXPROCS(0))))
 	}
 	code := m.Run()
 	var counts []string

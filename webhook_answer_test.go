@@ -113,7 +113,7 @@ func TestWebhookFailures(t *testing.T) {
 		"handleNever=never",
 		"handleHold=hold")
 	writeTools(t, dir+"/other.usher", "handleGone=hold")
-	d := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "1s")
+	d := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "4s")
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
 	wantStatus(t, "after a crash", d.deliver(t, "m/handleIt", `{}`), 200)
 	checkError(t, "a method that never returns", d.deliver(t, "m/handleNever", `{}`), 504)
