@@ -532,6 +532,7 @@ func (a *app) warnIfOpen(daemon daemonRecord) {
 // continues with the others: whoever revokes several wants all of them gone. The error counts
 // the codes and does not repeat them, because a mistyped code is nearly a valid one.
 func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
+	revoked := false
 	// Each code is revoked by a write of its own, so that an error undoes nothing.
 	for i, arg := range args {
 		var c Claim
@@ -543,10 +544,11 @@ func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
 			failed = errors.Join(failed, fmt.Errorf("code %d of %d: %w", i+1, len(args), err))
 			continue
 		}
+		revoked = true
 		a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n",
 			c.Code.Dashed(), sanitize(c.ScopeDir))
 	}
-	if failed == nil {
+	if revoked {
 		a.warnIfOpen(readDaemon(a.data))
 	}
 	return failed
@@ -611,7 +613,7 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		language := strings.Replace(ext, ".m", ".", 1)
 		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + language + ".txt")
 		if !ok || err != nil || checkModuleName(name) != nil {
-			hint := "want a module name of A-Z a-z 0-9 _ -, and .usher.go, .py, .js, .mjs, .ts, .mts or .sh"
+			hint := "want a module name of A-Z a-z 0-9 _ -, and .usher. with go, py, js, mjs, ts, mts or sh"
 			stem := strings.TrimSuffix(path, ext)
 			if err == nil && checkModuleName(filepath.Base(stem)) == nil {
 				hint = "did you mean " + stem + ".usher" + ext + "?"

@@ -247,7 +247,7 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"call file x -dir DIR", 1,
 			`file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},
-		{"new foo.usher.rb", 2, "and .usher.go, .py, "},
+		{"new foo.usher.rb", 2, "and .usher. with go, py, "},
 		{"new DANGLING", 1, "file exists"},
 	} {
 		t.Run(tt.args, func(t *testing.T) {

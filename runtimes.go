@@ -279,7 +279,7 @@ func (s *source) readEntry(entry object, dir string) error {
 		"disabled": new(bool),
 		"enabled":  new(bool),
 		"type":     new(any), // "stdio", if there is a command
-		"url":      new(any), // of a server that is not hosted
+		"url":      new(any), // of a remote server, which usher does not host
 	}
 	for _, f := range entry {
 		into, ok := known[f.key]
