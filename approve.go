@@ -84,8 +84,9 @@ func approve(
 }
 
 // approval reads the record. If modules need an approval, the function that it returns sets the
-// Content of a valid source, and its Invalid: to errUnapproved if the source is below a served DIR
-// whose record has no such source with this content.
+// Content of a valid source, and its Invalid: to an error that matches errUnapproved if the source
+// is below a served DIR whose record has no such source with this content, or if the record is
+// broken.
 func (r *Registry) approval() func(*source) {
 	list, err := readApprovals(r.Approved)
 	unapproved := errUnapproved

@@ -57,8 +57,8 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	return nil, err
 }
 
-// hold returns what a client answered to a module, and counts it until the request ends: the call
-// may keep it for as long.
+// hold returns what a client answered to a module. It counts the answer until the request ends,
+// because the call may keep it until then.
 func (r *request) hold(answer *Message) (object, error) {
 	size := answer.Result.size()
 	if answer.Err != nil {

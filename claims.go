@@ -160,8 +160,8 @@ func parseClaimTime(value json.RawMessage) (at time.Time, ok bool) {
 
 // Principal is a party that counts as one: everyone who presents a claim's code, or one of
 // the parties without a claim. Each claim has one Principal, from the first lookup until the
-// claim ends. A claim that returns, because an older file was restored, gets a new one. nil
-// stands for usher itself where a Principal is only counted. Safe for concurrent use.
+// claim ends. A claim that returns, because an older file was restored, gets a new one.
+// Counters count usher's own requests under nil. Safe for concurrent use.
 type Principal struct {
 	Claim // zero for a principal without a claim; its label and expiry as first read
 

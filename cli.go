@@ -391,10 +391,10 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 }
 
 // findTool returns the tool that words name: by its name, or by a module's label and a
-// method. The error names a tool with a similar name. Without one, it lists the tools of the
-// modules that the words may mean, and the reasons why these modules are not hosted: the usual
-// reason for a missing tool is a module that can't be built. If the words mean no module, it names
-// a module with a similar name.
+// method. The error names the tools that share the name, or a tool with a similar name. Without
+// one, it lists the tools of the modules that the words may mean, and the reasons why these modules
+// are not hosted: the usual reason for a missing tool is a module that can't be built. If the words
+// mean no module, it names a module with a similar name.
 func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item, error) {
 	name := strings.Join(words, " ")
 	joined := strings.Join(words, "_")

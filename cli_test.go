@@ -222,7 +222,7 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"serve -idle 5", 2, "-idle: want a duration, such as 5m"},
 		{"serve -open=yes", 2, "-open: want true or false"},
 		{"serve -watch=yes", 2, "-watch: want true or false"},
-		{"serve -tls-key x", 2, "-tls-cert and -tls-key: want both"},
+		{"serve -tls-key x", 2, "-tls-cert and -tls-key: set both or neither"},
 		{"call a x name=Ada -dir DIR", 2, `'{"name":"Ada"}'`},
 		{"call none x -dir DIR", 1, "none.usher.sh has no methods: put a comment above a function"},
 		{"completion tcsh", 2, "want bash, zsh or fish"},

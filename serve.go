@@ -186,7 +186,7 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 		return usageErrorf("%s is empty or has white space around it: change or unset it",
 			webhookSecretVar)
 	case (f.tlsCert == "") != (f.tlsKey == ""):
-		return usageErrorf("-tls-cert and -tls-key: want both")
+		return usageErrorf("-tls-cert and -tls-key: set both or neither")
 	case f.webhooks.timeout <= 0:
 		return usageErrorf("-webhook-timeout: want more than 0")
 	case f.registry.CallTimeout < 0 || f.registry.Idle < 0:

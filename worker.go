@@ -570,7 +570,7 @@ func (w *Worker) endCall(c *call, cancelled error) {
 	var asks []*clientRequest
 	w.update(func(s *workerState) {
 		if s.calls[c.id] == c && cancelled != nil && c.ofClient() {
-			// A call without its caller, who would keep the request.
+			// Without its caller: c would keep the caller's request in memory.
 			running := &call{id: c.id, slot: c.slot, cancelled: time.Now()}
 			running.timer = time.AfterFunc(cancelTimeout, func() { w.onSilence(running) })
 			s.cancelled[c.id] = running
