@@ -162,11 +162,16 @@ func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
+	caps := clientCaps(allCaps)
+	if p.Launch.Shared || owner.hasClaim() {
+		caps &^= capRoots
+	}
 	w := newWorker(r.ctx, workerConfig{
 		module:      p.Name,
 		log:         r.Log,
 		owner:       owner,
 		confirms:    p.Kind.singleFile(),
+		caps:        caps,
 		listChanged: func(w *Worker) { o.listsChanged(p, w, false) },
 		partsLoaded: func(w *Worker, paths []string) { o.addParts(p, w, paths) },
 	})

@@ -48,6 +48,9 @@ func (c Caller) reachable() bool {
 	return (c.Member == nil || c.Member.Err() == nil) && c.Principal.Unreadable() == nil
 }
 
+// hasClaim reports whether the caller has a claim. c may be nil.
+func (c *Caller) hasClaim() bool { return c != nil && c.Principal != nil && c.Principal.exists() }
+
 // ask asks the caller, if it is a client that can be asked.
 func (c Caller) ask(ctx context.Context, method string, params object) (object, error) {
 	if c.Ask == nil {
@@ -127,6 +130,9 @@ func (w *Worker) handleRequest(msg *Message) {
 // newAsk finds the client that a request is for, and adds the request to the open ones.
 func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	caller, c, err := w.recipient(s, msg.Params)
+	if err == nil {
+		_, err = w.caps.checkAsk(msg.Method, msg.Params)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -185,6 +185,37 @@ func (c clientCaps) checkAsk(method string, params object) (lacked clientCaps, e
 	return lacked, err
 }
 
+// checkInput returns an error unless a client with these capabilities can answer everything that
+// a result asks for.
+func (c clientCaps) checkInput(result object) error {
+	for _, request := range result.object("inputRequests") {
+		asked := members(request.value)
+		lacked, err := c.checkAsk(asked.text("method"), asked.object("params"))
+		if lacked != 0 {
+			return lacked.errMissing(codeMissingCapability)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withoutRoots returns params without a client's answers to roots/list.
+func (params object) withoutRoots() object {
+	const key = "inputResponses"
+	answers := params.object(key)
+	kept := slices.DeleteFunc(slices.Clone(answers), func(answer member) bool {
+		return slices.ContainsFunc(members(answer.value), func(f member) bool {
+			return strings.EqualFold(f.key, "roots")
+		})
+	})
+	if len(kept) == len(answers) {
+		return params
+	}
+	return params.set(key, kept.encode())
+}
+
 // errMissing returns the error for a request that needs these capabilities of a client that
 // has not declared them.
 func (c clientCaps) errMissing(code int) *rpcError {

@@ -115,11 +115,15 @@ func (s *Server) newRequest(from admission, out *outbox, msg *Message, params ob
 		params:    params,
 		arrived:   time.Now(),
 	}
+	client := *r.session.profile.Load()
+	if r.principal.exists() { // a client's roots could lead a module out of the claim's folder
+		client.caps &^= capRoots
+	}
 	r.caller = Caller{
 		Principal:   r.principal,
 		Member:      r.member,
 		Sessionless: r.session.era == stateless,
-		Client:      *r.session.profile.Load(),
+		Client:      client,
 		Notify:      r.notify,
 	}
 	if !r.caller.Sessionless {

@@ -89,6 +89,12 @@ const (
 // retired before the module asked anything, and the call may be made again.
 func (p *pool) call(ctx context.Context, caller Caller, method string,
 	params object) (object, error) {
+	if p.Launch.Shared { // the folders of one client would count for all
+		caller.Client.caps &^= capRoots
+	}
+	if caller.Client.caps&capRoots == 0 {
+		params = params.withoutRoots()
+	}
 	asked := false
 	for range maxRounds {
 		result, err := p.callOnce(ctx, caller, method, params)
@@ -98,8 +104,14 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 		if errors.Is(err, errRetired) && asked { // to begin again would ask again
 			err = rpcErrorf(codeInternal, "module %q was reloaded during the call: call again", p.Name)
 		}
-		if err != nil || caller.Sessionless || result.text("resultType") != resultInput {
+		if err != nil || result.text("resultType") != resultInput {
 			return result, err
+		}
+		if err := caller.Client.caps.checkInput(result); err != nil {
+			return nil, err
+		}
+		if caller.Sessionless {
+			return result, nil
 		}
 		asked = true
 		params, err = answerInput(ctx, caller, params, result)

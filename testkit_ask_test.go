@@ -290,12 +290,7 @@ func (c *askClient) call(tool string, arguments any) json.RawMessage {
 	c.t.Helper()
 	params := callParams(tool, arguments)
 	for range 100 {
-		var msg json.RawMessage
-		if c.meta == "" {
-			msg = c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(params)))
-		} else {
-			msg = c.roundOf(params).last()
-		}
+		msg := c.callOnce(params)
 		result := field(msg, "result")
 		if stringField(result, "resultType") != resultInput {
 			return msg
@@ -304,6 +299,15 @@ func (c *askClient) call(tool string, arguments any) json.RawMessage {
 	}
 	c.t.Error("asked without end")
 	return nil
+}
+
+// callOnce makes one tools/call and returns its answer.
+func (c *askClient) callOnce(params json.RawMessage) json.RawMessage {
+	c.t.Helper()
+	if c.meta != "" {
+		return c.roundOf(params).last()
+	}
+	return c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(params)))
 }
 
 // roundOf makes one request of a client without a session over HTTP.

@@ -147,6 +147,7 @@ func testWorker(module string, owner *Caller) *Worker {
 		module:      module,
 		log:         quiet,
 		owner:       owner,
+		caps:        allCaps,
 		listChanged: func(*Worker) {},
 	})
 }

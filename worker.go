@@ -69,8 +69,9 @@ func (c *call) ofClient() bool { return c.caller.Principal != nil }
 type workerConfig struct {
 	module   string
 	log      *slog.Logger
-	owner    *Caller // the first caller of a process for one Member; nil for a shared process
-	confirms bool    // the process confirms cancellations, as usher's own shims do
+	owner    *Caller    // the first caller of a process for one Member; nil for a shared process
+	confirms bool       // the process confirms cancellations, as usher's own shims do
+	caps     clientCaps // what usher declares that the process can ask its clients for
 	// listChanged is called when the module announces that a list has changed. It runs on
 	// the goroutine that reads the module's output.
 	listChanged func(w *Worker)
@@ -512,9 +513,10 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 // reports of it.
 func (w *Worker) adapt(c *call, params object) object {
 	meta := params.object("_meta")
-	client := clientProfile{caps: allCaps}
+	client := clientProfile{caps: w.caps}
 	if c.ofClient() {
 		client = c.caller.Client
+		client.caps &= w.caps
 		if token := meta.get("progressToken"); !isNull(token) {
 			c.token = token
 		}
@@ -736,13 +738,13 @@ func (w *Worker) discover(ctx context.Context) bool {
 	return w.stateless
 }
 
-// initialize shakes hands as a client with sessions. It declares all client capabilities,
-// as servers hide tools from clients that lack one.
+// initialize shakes hands as a client with sessions. It declares as many client capabilities as
+// it may, because servers hide tools from clients that lack one.
 func (w *Worker) initialize(ctx context.Context) error {
 	params := object{
 		{"protocolVersion", quote(protocols[0])},
 		{"clientInfo", usherInfo()},
-		{"capabilities", clientCaps(allCaps).encode()},
+		{"capabilities", w.caps.encode()},
 	}
 	result, err := w.request(ctx, Caller{}, "initialize", params, 0, nil)
 	if err != nil {
