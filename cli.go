@@ -204,18 +204,6 @@ func didYouMean(prefix, word string, known []string) string {
 	return ""
 }
 
-// isSimilar reports whether at most n bytes must be inserted, deleted or replaced to change a
-// into b. The time grows exponentially with n.
-func isSimilar(a, b string, n int) bool {
-	switch {
-	case n < 0 || a == "" || b == "":
-		return len(a)+len(b) <= n
-	case a[0] == b[0]:
-		return isSimilar(a[1:], b[1:], n)
-	}
-	return isSimilar(a[1:], b, n-1) || isSimilar(a, b[1:], n-1) || isSimilar(a[1:], b[1:], n-1)
-}
-
 // setupVersion returns the command that prints the version, with all that a report of a bug
 // should contain.
 func setupVersion(a *app, _ *flag.FlagSet) runFunc {

@@ -621,7 +621,11 @@ func newModule(p *pool, offered *manifest) *Module {
 	m := &Module{source: p.source, manifest: *offered, pool: p}
 	for _, raw := range m.Lists["tools"] {
 		method := parseMethod(raw, m.Kind)
-		m.Methods = append(m.Methods, method)
+		if method.refused == "" {
+			m.Methods = append(m.Methods, method)
+		} else {
+			method.problems = append(method.problems, method.refused)
+		}
 		for _, problem := range method.problems {
 			m.Problems = append(m.Problems, method.Name+": "+problem)
 		}

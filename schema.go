@@ -175,10 +175,9 @@ func parseLiterals(s string) (literals []json.RawMessage) {
 type docTags struct {
 	IsHook bool // the method can receive webhooks
 	// Hook is the path of its webhook below /webhook/; "" means MODULE/METHOD.
-	Hook string
-	// Signature is the line with the tag @signature, or the first line with a misplaced tag,
-	// which parseSignature refuses; "" for none.
-	Signature   string
+	Hook        string
+	Signature   string // the line with the tag @signature; "" for none
+	refused     string // why the method is not offered; "" if it is
 	description string // without the lines of the tags
 	params      []paramDoc
 	annotations object   // of MCP
@@ -201,9 +200,43 @@ var annotationTags = map[string]string{
 	"@idempotent":  "idempotentHint",
 }
 
-// misplacedTag matches a tag inside a line. parseDoc stores the line as Signature, which
-// makes the webhook invalid instead of unprotected.
-var misplacedTag = regexp.MustCompile(`\S\s+@(webhook|signature)(\s|$)`)
+// protectingTags are the tags that decide who may call a method. A slip in one of them must not
+// leave the method unprotected, so a method with such a slip is not offered.
+var protectingTags = []string{"@signature", "@webhook"}
+
+// tagLine matches a line that begins with a tag.
+var tagLine = regexp.MustCompile(`^(@[A-Za-z-]+):?(.*)$`)
+
+// misplacedTag matches one of protectingTags inside a line.
+var misplacedTag = regexp.MustCompile(`(?i)\S\s+@(signature|webhook)\b`)
+
+// findSlip returns a description of what is wrong with a line that has a slip in one of
+// protectingTags, or "". tag is the tag that begins the line, in lower case; "" for none.
+func findSlip(tag, line string) string {
+	if place := misplacedTag.FindStringSubmatch(line); place != nil {
+		return "begin a line with @" + strings.ToLower(place[1])
+	}
+	for _, name := range protectingTags {
+		if tag != name && (strings.HasPrefix(tag, name) || isSimilar(tag, name, 1)) {
+			return "did you mean " + name + "?"
+		}
+	}
+	return ""
+}
+
+// isSimilar reports whether at most n bytes must be inserted, deleted, replaced or swapped with
+// their neighbour to change a into b. The time grows exponentially with n.
+func isSimilar(a, b string, n int) bool {
+	switch {
+	case n < 0 || a == "" || b == "":
+		return len(a)+len(b) <= n
+	case a[0] == b[0]:
+		return isSimilar(a[1:], b[1:], n)
+	case len(a) > 1 && len(b) > 1 && a[0] == b[1] && a[1] == b[0] && isSimilar(a[2:], b[2:], n-1):
+		return true
+	}
+	return isSimilar(a[1:], b, n-1) || isSimilar(a, b[1:], n-1) || isSimilar(a[1:], b[1:], n-1)
+}
 
 // lateTag matches any other tag inside a line, which is text.
 var lateTag = regexp.MustCompile(`\S\s+@(param|readonly|destructive|idempotent)(\s|$)`)
@@ -222,9 +255,11 @@ func parseDoc(doc string, kind Kind) docTags {
 		trimmed := strings.TrimSpace(line)
 		wrapped := wraps && trimmed != "" && line[0] <= ' ' && trimmed[0] != '@'
 		wraps = wrapped
-		// Any space ends a tag, a tab too: an overlooked @signature would protect nothing.
-		tag, _, _ := strings.Cut(strings.Join(strings.Fields(trimmed), " "), " ")
-		rest := strings.TrimSpace(trimmed[len(tag):])
+		tag, rest := "", ""
+		if parts := tagLine.FindStringSubmatch(trimmed); parts != nil {
+			tag = strings.ToLower(parts[1])
+			rest = strings.TrimSpace(parts[2])
+		}
 		misplaced := lateTag.MatchString(line)
 		switch {
 		case wrapped:
@@ -234,7 +269,7 @@ func parseDoc(doc string, kind Kind) docTags {
 			t.IsHook = true
 			t.Hook = cmp.Or(t.Hook, strings.TrimPrefix(rest, "/"))
 		case tag == "@signature":
-			t.Signature = cmp.Or(t.Signature, trimmed) // the first counts
+			t.Signature = cmp.Or(t.Signature, tag+" "+rest) // the first counts
 		case kind.singleFile() && annotationTags[tag] != "":
 			t.annotations = t.annotations.set(annotationTags[tag], json.RawMessage("true"))
 		case kind.singleFile() && tag == "@param":
@@ -247,8 +282,9 @@ func parseDoc(doc string, kind Kind) docTags {
 		default:
 			text = append(text, line)
 		}
-		if misplacedTag.MatchString(line) {
-			t.Signature = cmp.Or(t.Signature, trimmed)
+		if slip := findSlip(tag, line); slip != "" {
+			t.refused = cmp.Or(t.refused, fmt.Sprintf("not offered, because of the line %q: %s",
+				clipText(trimmed, maxLogged), slip))
 		}
 		if misplaced && kind.singleFile() {
 			t.problems = append(t.problems, trimmed+": want one tag, such as @param {string} name, on a line")

@@ -26,7 +26,7 @@ func TestTagsBecomeSchemas(t *testing.T) {
 		{"annotations", "go", `Adds.\n@readonly\n@idempotent`, object,
 			`{"description":"Adds.","inputSchema":{"type":"object","properties":{}},` +
 				`"annotations":{"readOnlyHint":true,"idempotentHint":true}}`},
-		{"tags above and below an empty line", "python", `Adds.\n@webhook a/b\n\n@readonly`, object,
+		{"tags above and below an empty line", "node", `Adds.\n@webhook a/b\n\n@readonly`, object,
 			`{"description":"Adds.","inputSchema":{"type":"object","properties":{}},` +
 				`"annotations":{"readOnlyHint":true}}`},
 		{"annotations are text to a server", "server", `Adds.\n@readonly`, object,
@@ -71,9 +71,6 @@ func TestTagsBecomeSchemas(t *testing.T) {
 func TestSlipsInTagsAreReported(t *testing.T) {
 	const wantTag = ": want one tag, such as @param {string} name, on a line"
 	const wantType = "want integer, number, string, boolean, object, array"
-	withDoc := func(rules, doc string) *Method {
-		return methodOf(t, rules, `"description":"`+doc+`","inputSchema":{"type":"object"}`)
-	}
 	for doc, want := range map[string]string{
 		`@param {string} a\n@param {'x'|'y'} b\n@param {integer[][]} c\n@param d`: "",
 		`@param {int} a\n@param {bool[]} b`: "@param {int} a: " + wantType +
@@ -84,8 +81,8 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 		`@param {string}`:                     "@param {string}" + wantTag,
 		`Mail a@param.example, or @parameter`: "",
 	} {
-		check(t, doc, strings.Join(withDoc("shell", doc).problems, "; "), want)
-		check(t, doc+" in a program", len(withDoc("server", doc).problems), 0)
+		check(t, doc, strings.Join(withDoc(t, "shell", doc).problems, "; "), want)
+		check(t, doc+" in a program", len(withDoc(t, "server", doc).problems), 0)
 	}
 	m := methodOf(t, "node", `"description":"@param {Stop} a","inputSchema":{"type":"object",`+
 		`"properties":{"a":{"type":"string"}}}`)
@@ -94,11 +91,42 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 		`@param x what @signature github K`, `@param x what\n  and @signature github K`,
 		`@webhook a/b @signature github K`, `Takes it. @signature github K`,
 	} {
-		m := withDoc("shell", doc)
-		check(t, doc+" protects nothing", strings.HasSuffix(m.Signature, "@signature github K"), true)
-		_, err := parseSignature(m.Signature, func(string) string { return "key" })
-		check(t, doc+" is refused", err != nil, true)
+		checkContains(t, doc, withDoc(t, "shell", doc).refused, "begin a line with @signature")
 	}
+}
+
+// The tags that protect are known in any case and with a colon. A method with a slip in one of them
+// is not offered.
+func TestSlipsInProtectingTags(t *testing.T) {
+	t.Parallel()
+	for _, doc := range []string{
+		"@Signature github K", "@SIGNATURE github K", "@signature: github K", "@signature:github K",
+		`@signature\tgithub K`, "  @signature   github K",
+	} {
+		m := withDoc(t, "server", doc)
+		check(t, doc, strings.Fields(m.Signature), []string{"@signature", "github", "K"})
+		check(t, doc+" is offered", m.refused, "")
+	}
+	check(t, "a path", withDoc(t, "node", "@Webhook: /a/b").Hook, "a/b")
+	for _, doc := range []string{
+		"@signatur github K", "@signnature github K", "@singature github K", "@signaturee github K",
+		"@Signatures github K", "@sygnature github K", "@signature-github K", "@signaturegithub K", "@webhok",
+		"@webhooks", "@wbehook: a", "@Webhookpath a", "Takes it. @Signature: github K", "* @webhook a",
+	} {
+		for _, kind := range []string{"server", "node", "shell"} {
+			check(t, doc+" is refused", withDoc(t, kind, doc).refused != "", true)
+		}
+		check(t, doc+" of a .mcp.json", withDoc(t, "config", doc).refused, "")
+	}
+	for _, doc := range []string{"@web a", "@sign it", "mail@signature.example", "(@webhook)", "@shook"} {
+		check(t, doc+" is refused", withDoc(t, "node", doc).refused, "")
+	}
+}
+
+// withDoc reads a method with a description, the inside of a JSON string.
+func withDoc(t *testing.T, rules, doc string) *Method {
+	t.Helper()
+	return methodOf(t, rules, `"description":"`+doc+`"`)
 }
 
 // methodOf reads a method's definition, without its name.

@@ -23,7 +23,7 @@ func TestWebhookHasOnePath(t *testing.T) {
 		"short: @webhook inbox",
 		"long: Text.\n\n  @webhook /a/b/c/d.e~f_g-h/1  \n",
 		"handleElsewhere: @webhook elsewhere/else",
-		"spoken: Write @webhook some/path to make it one.",
+		"spoken: Write (@webhook) to make it one.",
 		"twice: @webhook first\n@webhook second",
 		"handleBad: @webhook with space",
 		"handleDots: @webhook a/../b",
@@ -76,7 +76,7 @@ func TestWebhookHasOnePath(t *testing.T) {
 		strings.Count(list, `"@webhook`), 1)
 	checkOmits(t, "tools/list", list, `\n@webhook`, webhookParam)
 	checkContains(t, "tools/list", list, `"First line.\nLast line."`,
-		`"Write @webhook some/path to make it one."`,
+		`"Write (@webhook) to make it one."`,
 		`"Takes it too."`)
 	a := c.call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`)
 	check(t, "the arguments of an MCP client", string(field(a.result(), "structuredContent")),
