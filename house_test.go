@@ -36,28 +36,28 @@ var layers = []struct {
 	}},
 	{"core", []string{"claims.go", "session.go", "scope.go"}},
 	{"modules", []string{
-		"schema.go", "runtimes.go", "gomodule.go", "shell.go", "caller.go", "worker.go",
+		"schema.go", "runtimes.go", "gomodule.go", "shell.go", "worker.go",
 		"process.go", "pool.go",
-		"names.go", "view.go", "approve.go", "lists.go", "modules.go",
+		"names.go", "view.go", "modules.go",
 	}},
-	{"MCP", []string{"mcp.go", "ask.go", "transport.go"}},
+	{"MCP", []string{"mcp.go", "transport.go"}},
 	{"webhook", []string{"signature.go", "webhook.go"}},
-	{"program", []string{"serve.go", "report.go", "terminal.go", "cli.go", "main.go"}},
+	{"program", []string{"serve.go", "report.go", "cli.go", "main.go"}},
 }
 
 // Limits of the code, tests excluded. Code is text without comments, blank lines and
 // indentation. A tab counts 4 columns.
 const (
-	maxFiles          = 34
-	maxProgramText    = 258_800 // characters
-	maxRuntimeText    = 73_000  // characters of the shims and the generated Go main, trailing comments included
+	maxFiles          = 30
+	maxGroup          = 3       // files that depend on each other
+	maxProgramText    = 257_000 // characters
+	maxRuntimeText    = 78_000  // characters of the shims and the generated Go main, trailing comments included
 	maxScopeLines     = 1000    // lines of code in scopeFiles together
-	maxFileLines      = 600     // lines of code
+	maxFileLines      = 900     // lines of code
 	maxFuncLines      = 60
 	maxColumns        = 110
 	maxUsualColumns   = 88 // for 95 % of the lines
 	maxRuntimeColumns = 100
-	maxTestText       = 494_000 // characters
 )
 
 // scopeFiles decide who sees what. No other file can widen a scope.
@@ -75,12 +75,10 @@ var forbiddenNames = map[string][]string{
 	"claims.go":    {"Session", "Module", "View", "Scope"},
 	"session.go":   {"Module", "View", "Item", "Worker", "Registry"},
 	"scope.go":     {"Module", "View", "Item", "Registry"},
-	"caller.go":    {"Scope", "View", "Claim", "Gate"},
 	"worker.go":    {"Scope", "View", "Claim", "Gate"},
 	"pool.go":      {"Scope", "View", "Claim", "Gate"},
 	"mcp.go":       {"Worker", "Catalog", "pool"},
 	"transport.go": {"Registry", "Worker", "Catalog", "pool", "Claim"},
-	"ask.go":       {"Registry", "Catalog", "pool"},
 	"signature.go": concepts,
 	"webhook.go":   {"Worker", "Catalog", "pool", "Claim", "Session"},
 }
@@ -95,7 +93,7 @@ var concepts = []string{
 // a field or method, or the name of a function.
 var allowedFiles = map[string][]string{
 	// The processes behind a module: with them, a file could call past the View.
-	"Module.pool": {"view.go", "approve.go", "modules.go"},
+	"Module.pool": {"view.go", "modules.go"},
 	// The modules of a catalog, in and out of scope.
 	"Catalog.modules":  {"view.go", "report.go"},
 	"Registry.modules": {"modules.go"},
@@ -287,6 +285,40 @@ func TestLayers(t *testing.T) {
 	}
 }
 
+// No more than maxGroup files depend on each other.
+func TestGroups(t *testing.T) {
+	long(t)
+	h := readHouse(t)
+	for file := range h.files {
+		var group []string
+		for other := range h.reach(file) {
+			if h.reach(other)[file] {
+				group = append(group, other)
+			}
+		}
+		slices.Sort(group)
+		if len(group) > maxGroup && group[0] == file {
+			t.Errorf("%s depend on each other: want at most %d files", strings.Join(group, ", "), maxGroup)
+		}
+	}
+}
+
+// reach returns the files that a file uses, directly or through others.
+func (h *house) reach(file string) map[string]bool {
+	reached := make(map[string]bool)
+	for todo := []string{file}; len(todo) > 0; {
+		user := todo[0]
+		todo = todo[1:]
+		for used := range h.uses[user] {
+			if !reached[used] {
+				reached[used] = true
+				todo = append(todo, used)
+			}
+		}
+	}
+	return reached
+}
+
 // A file does not name what could let it widen a scope.
 func TestForbiddenNames(t *testing.T) {
 	long(t)
@@ -350,7 +382,6 @@ func TestSizes(t *testing.T) {
 		{"columns for 95 % of the lines of tests", tests.usual(), maxUsualColumns},
 		{"lines of code in claims.go, scope.go and view.go", scopeLines, maxScopeLines},
 		{"characters of code in the shims and the Go main", shims.text, maxRuntimeText},
-		{"characters of test code", tests.text, maxTestText},
 	} {
 		if limit.got > limit.most {
 			t.Errorf("%d %s: want at most %d", limit.got, limit.what, limit.most)

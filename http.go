@@ -494,16 +494,5 @@ func clipText(s string, n int) string {
 	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
-// formatSize formats a number of bytes for people, in the units that flags accept.
-func formatSize(n int64) string {
-	for _, unit := range []string{"bytes", "KiB", "MiB"} {
-		if n%1024 != 0 || n == 0 {
-			return fmt.Sprint(n, " ", unit)
-		}
-		n /= 1024
-	}
-	return fmt.Sprint(n, " GiB")
-}
-
 // consistsOf reports whether s contains only characters of alphabet.
 func consistsOf(s, alphabet string) bool { return strings.Trim(s, alphabet) == "" }

@@ -387,3 +387,14 @@ func wake(c chan struct{}) {
 	default:
 	}
 }
+
+// formatSize formats a number of bytes for people, in the units that flags accept.
+func formatSize(n int64) string {
+	for _, unit := range []string{"bytes", "KiB", "MiB"} {
+		if n%1024 != 0 || n == 0 {
+			return fmt.Sprint(n, " ", unit)
+		}
+		n /= 1024
+	}
+	return fmt.Sprint(n, " GiB")
+}

@@ -71,9 +71,7 @@ const (
 	// mcp.go: requests and lists.
 	maxURI          = 8 << 10 // bytes of one resource URI from a client
 	maxInstructions = 50      // modules named in the instructions
-
-	// ask.go: requests of modules to clients.
-	maxSuspended = 64 // suspended calls per principal
+	maxSuspended    = 64      // suspended calls per principal
 
 	// session.go, transport.go: sessions and their streams.
 	maxSessionsOf = 1000 // sessions in memory per principal; the oldest idle ones are forgotten

@@ -33,24 +33,19 @@
 //	          runtimes.go     which files are modules, and how to run them
 //	          gomodule.go     Go source files as modules
 //	          shell.go        shell scripts as modules
-//	          caller.go       who a call is made for, and how a module asks them
-//	          worker.go       one process of a module
-//	          process.go      processes and their end, also if the daemon is killed; the shell
+//	          process.go      processes and their end, also if the daemon is killed
+//	          worker.go       one process of a module, its callers, and how it asks them
 //	          pool.go         the processes of a module
 //	          names.go        the names of modules and tools in a view
 //	          view.go         the modules inside one scope
-//	          approve.go      what may run, and the start of a process after a check of that
-//	          lists.go        what modules and their processes offer
-//	          modules.go      the registry: watching, introspecting and caching modules
-//	MCP       mcp.go          requests, the table of methods, their answers
-//	          ask.go          asking clients on behalf of modules, suspended calls
+//	          modules.go      the registry: what is hosted, what may run, what modules offer
+//	MCP       mcp.go          requests, the table of methods, asking clients, suspended calls
 //	          transport.go    streamable HTTP, HTTP+SSE, stdio, notifications
 //	webhook   signature.go    how providers sign HTTP callbacks
 //	          webhook.go      HTTP callbacks
 //	program   serve.go        the daemon
 //	          report.go       the state of the modules, for people; the page for browsers
-//	          terminal.go     what the commands share: streams, folders, text for terminals
-//	          cli.go          the commands and their output
+//	          cli.go          the commands, their streams, folders and output
 //
 // claims.go, scope.go and view.go decide who sees what. The central idea is the View: it
 // is built for a scope, and it is the only way to a module, so no other file can widen a

@@ -21,19 +21,11 @@ import (
 )
 
 const (
-	sessionIdle = 10 * time.Minute // how long a process of one Member is kept without a call
-	slowCall    = 10 * time.Second // after which the log says that a call is running
-	crashMemory = time.Minute      // how long a crash counts
-	crashPause  = 5 * time.Second  // between a crash, from the second on, and a new start
-)
-
-// Why a pool makes no call.
-var (
-	// errRetired reports that this version of the module takes no more calls, because a newer one
-	// replaced it or it can't run any longer. The call was not made: look the module up again.
-	errRetired = errors.New("the module was reloaded")
-	// errUnapproved reports that the module's content needs an approval and has none.
-	errUnapproved = errors.New("not approved: read it, then run usher approve")
+	sessionIdle = 10 * time.Minute       // how long a process of one Member is kept without a call
+	slowCall    = 10 * time.Second       // after which the log says that a call is running
+	crashMemory = time.Minute            // how long a crash counts
+	crashPause  = 5 * time.Second        // between a crash, from the second on, and a new start
+	settleTime  = 250 * time.Millisecond // in which a new process may still add to its lists
 )
 
 // pool is all processes of one version of a module. Safe for concurrent use.

@@ -804,3 +804,20 @@ func items(raw json.RawMessage) (list []json.RawMessage) {
 	_ = json.Unmarshal(raw, &list)
 	return list
 }
+
+// manifest is everything that a module offers. It is cached.
+type manifest struct {
+	Key       string                       // see cacheKey
+	Lists     map[string][]json.RawMessage // its MCP definitions, by the keys of listTable
+	About     string                       // one sentence, "" for none
+	Problems  []string                     // for the module's author
+	Stateless bool                         // it speaks a revision without sessions
+	Parts     parts                        // of the module, when the manifest was cached
+}
+
+// hash returns a hash of what the module offers.
+func (m manifest) hash() string {
+	m.Key = ""
+	m.Parts = parts{}
+	return hashOf(string(marshal(m)))
+}

@@ -102,11 +102,6 @@ var (
 		"the presented claim code is unknown or has ended: %s", howToPresent)
 )
 
-// errNoSession refuses a request whose session has ended or never existed. Clients then
-// begin a new one (MCP, basic/transports, "Session Management").
-var errNoSession error = httpErrorf(http.StatusNotFound,
-	"this session is unknown or has ended: send initialize again")
-
 // errKeepsClaim refuses to give an HTTP+SSE session, which a URL names, another claim.
 // Otherwise somebody could hand out the session's URL and wait for another person's code.
 var errKeepsClaim error = httpErrorf(http.StatusBadRequest,
@@ -442,4 +437,21 @@ func recordCode(r *http.Request, code Code, valid bool) bool {
 		c.valid[code] = c.valid[code] || valid
 	}
 	return len(c.valid) == 1 && c.valid[code]
+}
+
+// alone returns the admission of a request without a session, which gets a Session of its own.
+// hears ends the request's streams. h is nil if the transport has no headers.
+func (from admission) alone(
+	hears context.Context, h http.Header, method string, identity object,
+) (admission, error) {
+	client, err := parseIdentity(h, method, identity)
+	if err != nil {
+		return from, err
+	}
+	from.member = from.principal.ctx
+	from.session = newSession(newOrigin(statelessProtocol, client.caps, claimID{}))
+	from.session.era = stateless
+	from.session.hears = hears
+	from.session.profile.Store(&client)
+	return from, nil
 }

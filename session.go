@@ -141,23 +141,6 @@ func newSession(o sessionOrigin) *Session {
 // isSSE reports whether the session is of HTTP+SSE. s may be nil.
 func (s *Session) isSSE() bool { return s != nil && s.Protocol == sseProtocol }
 
-// alone returns the admission of a request without a session, which gets a Session of its own.
-// hears ends the request's streams. h is nil if the transport has no headers.
-func (from admission) alone(
-	hears context.Context, h http.Header, method string, identity object,
-) (admission, error) {
-	client, err := parseIdentity(h, method, identity)
-	if err != nil {
-		return from, err
-	}
-	from.member = from.principal.ctx
-	from.session = newSession(newOrigin(statelessProtocol, client.caps, claimID{}))
-	from.session.era = stateless
-	from.session.hears = hears
-	from.session.profile.Store(&client)
-	return from, nil
-}
-
 // errCancelled is the cause of a request's end if its client cancelled it.
 var errCancelled = errors.New("cancelled by the client")
 
@@ -381,3 +364,8 @@ func (t *sessionTable) end(s *Session) {
 		t.forgetLocked(s)
 	}
 }
+
+// errNoSession refuses a request whose session has ended or never existed. Clients then
+// begin a new one (MCP, basic/transports, "Session Management").
+var errNoSession error = httpErrorf(http.StatusNotFound,
+	"this session is unknown or has ended: send initialize again")

@@ -1,18 +1,27 @@
-// Shell modules. Nothing here starts a process: this file reads a script for functions with
-// a comment above them, builds the arguments of the shell for a call, and makes a result
-// of the output. A call passes the parameters to the function as arguments. No value of a
+// Shell modules. This file reads a script for functions with a comment above them, builds the
+// arguments of the shell for a call, runs the shell in a process of its own for each call, and makes
+// a result of the output. A call passes the parameters to the function as arguments. No value of a
 // call is ever evaluated: values reach the shell only as arguments and on stdin.
 
 package main
 
 import (
+	"bytes"
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 )
 
 // shellScript is the script of a shell module.
@@ -176,4 +185,139 @@ func shellResult(output []byte, err error) object {
 		return toolResult(value)
 	}
 	return toolResult(quote(text))
+}
+
+// ---- Calls
+
+// shellRunner runs the functions of a shell module: each call in a process of its own.
+type shellRunner struct {
+	source
+	log    *slog.Logger
+	groups *groups
+	kept   context.Context              // background processes go on until it ends
+	check  func(source) (source, error) // see Registry.checkApproved
+}
+
+// request calls the function that params name: see Worker.request. If ctx ends, request ends
+// the function and does not wait for its end; the call keeps its slot until then.
+func (s *shellRunner) request(ctx context.Context, _ Caller, _ string, params object,
+	timeout time.Duration, slot *slot[*Principal]) (object, error) {
+	silent := fmt.Errorf("module %q: %w within %v", s.Name, errTimeout, timeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(timeout, math.MaxInt64), silent)
+	defer cancel()
+	var result object
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer slot.release()
+		defer catch(s.log, &err)
+		result = shellResult(s.call(ctx, params.text("name"), params.get("arguments")))
+	}()
+	if ended := waitFor(ctx, done); ended != nil {
+		return nil, ended
+	}
+	return result, err
+}
+
+// call runs one function until it ends, and returns its output.
+func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawMessage) ([]byte, error) {
+	script, err := readScript(s.Source)
+	if err != nil {
+		return nil, err
+	}
+	args, err := script.commandLine(name, arguments)
+	if err != nil {
+		return nil, err
+	}
+	return s.run(ctx, script, arguments, args)
+}
+
+// introspect returns what the module offers. The shell checks the script's syntax before it
+// runs the script.
+func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
+	quiet := *s
+	quiet.log = slog.New(slog.DiscardHandler)
+	s = &quiet // the error contains what matters
+	slow := fmt.Errorf("it took over %v", startTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, slow)
+	defer cancel()
+	var functions []byte
+	script, err := readScript(s.Source)
+	if err == nil {
+		_, err = s.run(ctx, script, nil, []string{"-n", s.Source})
+	}
+	if err == nil && script.docs != nil {
+		functions, err = s.run(ctx, script, nil, script.listFunctions())
+	}
+	switch {
+	case err == nil:
+		return script.manifest(strings.Fields(string(functions))), nil
+	case errors.Is(err, errUnapproved):
+		return nil, err
+	}
+	return nil, processFault(s.Name, "can't be read", err.Error())
+}
+
+// run runs the shell until it ends, unless the script has lost its approval, and returns its
+// output. If the shell fails, the error is the last lines of stderr. When ctx ends, run ends
+// the shell and everything that it started; otherwise, background processes go on.
+func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte,
+	args []string) (output []byte, err error) {
+	if _, err := s.check(s.source); err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(script.shell, slices.Concat(script.options, args)...)
+	cmd.Dir = filepath.Dir(s.Source)
+	cmd.Env = []string{insideOf(s.Source)}
+	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
+	cmd.Stdin = bytes.NewReader(input)
+	c, err := s.groups.startPiped(cmd)
+	if err != nil {
+		return nil, fmt.Errorf("starting %s: %s", script.shell, errText(err))
+	}
+	stdout := c.outputs[0]
+	var lastLines tail
+	var read sync.WaitGroup
+	read.Go(func() {
+		output, _ = io.ReadAll(io.LimitReader(stdout, maxShellOutput+1))
+		if len(output) > maxShellOutput {
+			stdout.Close() // this ends the function
+		}
+	})
+	read.Go(func() {
+		eachLine(c.outputs[1], func(line string) {
+			s.log.Info("module output", "line", line)
+			// The shell's own errors begin with the script's absolute path.
+			lastLines.add(strings.ReplaceAll(line, cmd.Dir+"/", ""))
+		})
+	})
+	err = c.wait(ctx, 0)
+	read.Wait()
+	go s.keep(c)
+	switch {
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case len(output) > maxShellOutput:
+		err = fmt.Errorf("the result is larger than %s", formatSize(maxShellOutput))
+	case err != nil:
+		ended := fmt.Sprintf("%s ended with %v", filepath.Base(s.Source), err)
+		err = errors.New(cmp.Or(lastLines.String(), ended))
+	}
+	return output, err
+}
+
+// keep lets the background processes of a call go on until they end or the module is removed,
+// and drops what they write. It then ends what is left.
+func (s *shellRunner) keep(c *child) {
+	for _, f := range c.outputs {
+		f.SetReadDeadline(time.Time{})
+		go func() { // ends when all writers have closed the pipe
+			defer f.Close()
+			io.Copy(io.Discard, f)
+		}()
+	}
+	for c.signal(0) && pauseFor(s.kept, sweepInterval) {
+	}
+	c.end()
 }

@@ -1,4 +1,4 @@
-// Tests of approve.go: usher runs no module that is written into the workspace after
+// Approval (modules.go): usher runs no module that is written into the workspace after
 // the start, until the owner approves it.
 
 package main

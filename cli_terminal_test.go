@@ -1,4 +1,4 @@
-// Tests of terminal.go.
+// Tests of the text for terminals (cli.go).
 
 package main
 

@@ -136,23 +136,27 @@ func TestAskNeedsAStream(t *testing.T) {
 // does the client's answer reach it. A shared server gets roots from nobody.
 func TestClaimHasNoRoots(t *testing.T) {
 	long(t)
-	d := startFakes(t,
-		"old: fixed roots tools=ask,roots", "new: modern tools=ask,echo", "all: shared modern tools=ask,echo")
+	d := startFakes(t, "old: fixed roots tools=ask,roots", "new: modern tools=ask,echo",
+		"all: shared modern tools=ask,echo")
 	code := newClaimFor(t, d.Base, d.Dir).Code.Reveal()
 	ask := fakeAsk{Mark: "roots", Asks: []fakeWish{askFor("roots", "w")}, Bold: true, Copes: true}
 	session := func(code string) *askClient {
 		return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, code)
 	}
 	modern := func(code string) *askClient { return askModern(t, d.URL, askAllCaps, code) }
-	for name, connect := range map[string]func(string) *askClient{"session": session, "2026-07-28": modern} {
+	for name, connect := range map[string]func(string) *askClient{
+		"session": session, "2026-07-28": modern,
+	} {
 		t.Run(name, func(t *testing.T) {
 			c := connect(code)
 			for _, tool := range []string{"old_ask", "new_ask", "all_ask"} {
 				checkContains(t, tool, string(c.call(tool, ask)), "roots")
 			}
+			answers := json.RawMessage(
+				`{"a":{"roots":[{"uri":"file:///WORD"}]},"b":{"Roots":[]},"c":{"action":"accept"}}`)
 			for _, tool := range []string{"new_echo", "all_echo"} {
-				params := withMember(callParams(tool, json.RawMessage(`{}`)), "inputResponses", json.RawMessage(
-					`{"a":{"roots":[{"uri":"file:///WORD"}]},"b":{"Roots":[]},"c":{"action":"accept"}}`))
+				params := callParams(tool, json.RawMessage(`{}`))
+				params = withMember(params, "inputResponses", answers)
 				got := string(c.callOnce(params))
 				checkContains(t, tool, got, "accept")
 				checkOmits(t, tool, got, "roots", "Roots", "WORD")
@@ -160,13 +164,15 @@ func TestClaimHasNoRoots(t *testing.T) {
 			check(t, "requests to the client", len(c.asked), 0)
 		})
 	}
-	checkContains(t, "at its start", string(session(code).call("old_roots", json.RawMessage(`{}`))), "this tool asks its client for roots")
+	const refused = "this tool asks its client for roots"
+	atStart := session(code).call("old_roots", json.RawMessage(`{}`))
+	checkContains(t, "at its start", string(atStart), refused)
 	open := session("")
 	open.listen()
 	open.answer = askAnswer("mine")
 	checkGot(t, "without a claim", open.call("old_ask", ask), "mine")
 	checkGot(t, "without a claim, 2026-07-28", open.call("new_ask", ask), "mine")
-	checkContains(t, "a shared server", string(open.call("all_ask", ask)), "this tool asks its client for roots")
+	checkContains(t, "a shared server", string(open.call("all_ask", ask)), refused)
 }
 
 // A module can't ask the client of its last call once that client's session has lost its
