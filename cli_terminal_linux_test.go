@@ -110,7 +110,7 @@ func TestBanner(t *testing.T) {
 			}
 			if tt.flags == "" {
 				url, _, _ := strings.Cut(out[strings.Index(out, "http"):], "\n")
-				connect(t, url).call("a_name_of_20_letters_x", "")
+				connect(t, url).Call("a_name_of_20_letters_x", "")
 				await("  module=a_name_of_20_letters  method=x  outcome=done  ", 1)
 				checkOmits(t, "the terminal", shown.String(), "nil")
 			}

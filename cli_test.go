@@ -160,7 +160,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	code := list[0].Code
 	c, _ := openSession(t, d.URL)
 	c.Header.Set(claimHeader, code)
-	c.awaitTools(projTools...)
+	c.AwaitTools(projTools...)
 	shown, hidden, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-claim", code,
 		"-base", base, dir), "  hidden: ")
 	checkContains(t, "usher modules -claim", shown, "a_x")
@@ -169,7 +169,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	out, errs, _ := usher(t, "claim", "revoke", strings.ToLower(code[:3]+"-"+code[3:]), "-base", base)
 	checkContains(t, "usher claim revoke", out, "Revoked ")
 	checkContains(t, "the warning", errs, "clients without a valid code see everything")
-	check(t, "tools after the revoke", len(c.tools()), 0)
+	check(t, "tools after the revoke", len(c.Tools()), 0)
 	for _, present := range []presenter{inHeader(code), inQuery(code),
 		inAuthorization("Bearer " + code)} {
 		openSession(t, d.URL, present)
@@ -408,9 +408,9 @@ func TestPublicURLIsPrinted(t *testing.T) {
 	address, _, _ = strings.Cut(address, " ")
 	for host, status := range map[string]int{"usher.example": 400, "other.example": 403} {
 		c := newClient(t, "http://"+address)
-		req := c.asking("ping", "")
+		req := c.Asking("ping", "")
 		req.Host = host
-		wantStatus(t, host, c.do(req), status)
+		wantStatus(t, host, c.Do(req), status)
 	}
 	for _, url := range []string{
 		"", "usher.example", "ftp://usher.example/", "https://", "https://a:b@usher.example/",

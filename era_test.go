@@ -67,19 +67,19 @@ func TestStatelessRequestsAreChecked(t *testing.T) {
 	c := newStateless(t, startFakes(t, "a: good tools=x res=r").URL)
 	for _, tt := range modernRequests {
 		t.Run(tt.name, func(t *testing.T) {
-			req := c.modernPOST(`"q"`, tt.method, "{"+tt.params+"}")
+			req := c.ModernPOST(`"q"`, tt.method, "{"+tt.params+"}")
 			if tt.meta != "" {
 				params := `{}`
 				if tt.meta != "-" {
 					params = `{"_meta":{` + tt.meta + `}}`
 				}
 				body := encodeRequest(json.RawMessage(`"q"`), tt.method, objectOf(params))
-				own := c.request("POST", string(body))
+				own := c.Request("POST", string(body))
 				own.Header = req.Header
 				req = own
 			}
 			setHeaders(req, tt.header)
-			a := c.do(req)
+			a := c.Do(req)
 			status := 400
 			switch tt.code {
 			case 0:
@@ -89,10 +89,10 @@ func TestStatelessRequestsAreChecked(t *testing.T) {
 			}
 			check(t, "status", a.Status, status)
 			code := 0
-			json.Unmarshal(field(a.last(), "error", "code"), &code)
+			json.Unmarshal(field(a.Last(), "error", "code"), &code)
 			check(t, "code", code, tt.code)
 			checkContains(t, "the answer", a.Body, tt.says)
-			check(t, "id", string(field(a.last(), "id")), `"q"`)
+			check(t, "id", string(field(a.Last(), "id")), `"q"`)
 		})
 	}
 }
@@ -122,10 +122,10 @@ func TestParamHeadersMatch(t *testing.T) {
 	} {
 		t.Run(tt.arguments+" with "+tt.header, func(t *testing.T) {
 			set := func(r *http.Request) { setHeaders(r, tt.header) }
-			a := c.modern("tools/call", `{"name":"a_mirror","arguments":`+tt.arguments+`}`, set)
+			a := c.Modern("tools/call", `{"name":"a_mirror","arguments":`+tt.arguments+`}`, set)
 			if tt.ok {
 				check(t, "status", a.Status, 200)
-				check(t, "failure", a.failure(), "")
+				check(t, "failure", a.Failure(), "")
 				return
 			}
 			check(t, "status", a.Status, 400)
@@ -156,18 +156,18 @@ func TestStatelessResultsAreComplete(t *testing.T) {
 			`,"argument":{"name":"n","value":""}}`, `r's`, never},
 	} {
 		t.Run(tt.method+" "+tt.params, func(t *testing.T) {
-			a := c.modern(tt.method, tt.params)
+			a := c.Modern(tt.method, tt.params)
 			checkContains(t, "the answer", a.Body, tt.says)
-			check(t, "resultType", stringField(a.result(), "resultType"), resultComplete)
-			server := field(a.result(), "_meta", metaServerInfo)
+			check(t, "resultType", stringField(a.Result(), "resultType"), resultComplete)
+			server := field(a.Result(), "_meta", metaServerInfo)
 			check(t, "server", stringField(server, "name"), "usher")
 			scope := "private"
 			if tt.kept == never {
 				scope = ""
 			}
-			check(t, "cacheScope", stringField(a.result(), "cacheScope"), scope)
+			check(t, "cacheScope", stringField(a.Result(), "cacheScope"), scope)
 			ttl := -1
-			json.Unmarshal(field(a.result(), "ttlMs"), &ttl)
+			json.Unmarshal(field(a.Result(), "ttlMs"), &ttl)
 			check(t, "ttlMs is 1 to 5000", ttl > 0 && ttl <= 5000, tt.kept == list)
 			check(t, "ttlMs is 0", ttl == 0, tt.kept == read)
 			check(t, "session", a.Header.Get(sessionHeader), "")

@@ -30,11 +30,11 @@ func goTestOffer(t *testing.T, name, text string) json.RawMessage {
 	}
 	must(t, err)
 	p := startBinary(t, binary)
-	defer p.end()
-	info := p.request("initialize", "{}")
+	defer p.End()
+	info := p.Request("initialize", "{}")
 	return object{
 		{"doc", field(info, "instructions")},
-		{"tools", marshal(p.tools())},
+		{"tools", marshal(p.Tools())},
 		{"problems", field(info, "capabilities", "experimental", "usher/problems", "problems")},
 	}.encode()
 }
@@ -61,7 +61,7 @@ func goTestCallsModule(t *testing.T) (binary string) {
 func TestGoModuleSpeaksMCP(t *testing.T) {
 	long(t)
 	p := startBinary(t, goTestCallsModule(t))
-	check(t, "the first line, which an imported package prints", p.next(), "greet init")
+	check(t, "the first line, which an imported package prints", p.Next(), "greet init")
 	p.exchange([]lineExchange{
 		{rpcAs("0", "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`),
 			`{"jsonrpc":"2.0","id":0,"result":{"capabilities":{"experimental":{"usher/problems":{` +
@@ -87,12 +87,12 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 	goTestConcurrency(t, p)
 
 	// The end of stdin cancels what runs, and the process goes.
-	p.sendCall(`"last"`, "wait", "{}")
-	p.call("started", "{}")
-	if rest := p.end(); rest != "" {
+	p.SendCall(`"last"`, "wait", "{}")
+	p.Call("started", "{}")
+	if rest := p.End(); rest != "" {
 		checkContains(t, "after the end", rest, `"context canceled"`)
 	}
-	checkContains(t, "the log", p.stderr.String(), "set at init", "init without",
+	checkContains(t, "the log", p.Stderr.String(), "set at init", "init without",
 		"kept hello", "to stdout", "again",
 		"panic in panic: at the disco\v    at main.Panic (")
 }
@@ -112,7 +112,7 @@ func goTestParameters(t *testing.T, p *modulePeer) {
 			`{"code":-32602,"message":"parameter \"count\": want int8, got number 300"}`},
 	} {
 		for _, tool := range []string{"echo", "echoValue"} {
-			checkContains(t, tool+row.arguments, p.call(tool, row.arguments), row.want)
+			checkContains(t, tool+row.arguments, p.Call(tool, row.arguments), row.want)
 		}
 	}
 }
@@ -136,11 +136,11 @@ func goTestResults(t *testing.T, p *modulePeer) {
 		"print":      shownText("printed"),
 		"large":      shownText(strings.Repeat("x", 1<<20)),
 	} {
-		check(t, tool, p.call(tool, "{}"), want)
+		check(t, tool, p.Call(tool, "{}"), want)
 	}
-	checkContains(t, "cycle", p.call("cycle", "{}"), unwritable+"value: encountered a cycle")
+	checkContains(t, "cycle", p.Call("cycle", "{}"), unwritable+"value: encountered a cycle")
 	check(t, "a long argument",
-		p.callText("length", `{"name":"`+strings.Repeat("y", 5<<20)+`"}`), "5242880")
+		p.CallText("length", `{"name":"`+strings.Repeat("y", 5<<20)+`"}`), "5242880")
 }
 
 func goTestProgress(t *testing.T, p *modulePeer) {
@@ -152,22 +152,22 @@ func goTestProgress(t *testing.T, p *modulePeer) {
 		{"", progress + `"progress":2}}`},
 		{"", `{"jsonrpc":"2.0","id":"x","result":{"_meta":{"usher/value":3}}}`},
 	})
-	check(t, "a report after the answer", p.call("late", "{}"), `{"content":[]}`)
-	check(t, "reports without a token", p.call("progress", "{}"), shownText("3"))
+	check(t, "a report after the answer", p.Call("late", "{}"), `{"content":[]}`)
+	check(t, "reports without a token", p.Call("progress", "{}"), shownText("3"))
 }
 
 func goTestConcurrency(t *testing.T, p *modulePeer) {
-	p.sendCall("1", "meet", "{}")
-	p.sendCall("2", "meet", "{}")
-	a, _ := p.answer()
-	b, _ := p.answer()
+	p.SendCall("1", "meet", "{}")
+	p.SendCall("2", "meet", "{}")
+	a, _ := p.Answer()
+	b, _ := p.Answer()
 	check(t, "the calls that met", max(a, b)+min(a, b), "21")
-	p.sendCall(`"w"`, "wait", "{}")
-	p.call("started", "{}")
-	p.cancelCall(`"other"`)
-	p.cancelCall(`"w"`)
-	checkContains(t, "what was cancelled", p.call("cancelled", "{}"), "context canceled")
-	p.call("fine", "{}")
+	p.SendCall(`"w"`, "wait", "{}")
+	p.Call("started", "{}")
+	p.CancelCall(`"other"`)
+	p.CancelCall(`"w"`)
+	checkContains(t, "what was cancelled", p.Call("cancelled", "{}"), "context canceled")
+	p.Call("fine", "{}")
 }
 
 // Numbers in asks of Go modules keep their digits. An ask after its call has ended is
@@ -177,15 +177,15 @@ func TestGoModuleAsks(t *testing.T) {
 	p := startFile(t, "testdata/gomodule/run/asks.usher.go")
 	// Numbers keep their digits, there and back.
 	const digits, id = "12345678901234567890.50", "18446744073709551616"
-	p.sendCall(id, "ask", `{"item":{"ask":"m","params":{"n":`+digits+`}}}`)
-	p.reply(p.nextAsk(id, "m", `{"n":`+digits+`,"_meta":{"usher/call":`+id+`}}`),
+	p.SendCall(id, "ask", `{"item":{"ask":"m","params":{"n":`+digits+`}}}`)
+	p.Reply(p.NextAsk(id, "m", `{"n":`+digits+`,"_meta":{"usher/call":`+id+`}}`),
 		`{"n":`+digits+`}`)
-	p.wantAnswer(id, `{"n":`+digits+`}`)
-	checkContains(t, "unwritable params", p.call("unwritable", "{}"),
+	p.WantAnswer(id, `{"n":`+digits+`}`)
+	checkContains(t, "unwritable params", p.Call("unwritable", "{}"),
 		"ask: params can't be written as JSON: json: unsupported type: chan int")
-	p.call("keep", "{}")
-	checkContains(t, "an ask after the answer", p.call("late", "{}"), "context canceled")
-	p.end()
+	p.Call("keep", "{}")
+	checkContains(t, "an ask after the answer", p.Call("late", "{}"), "context canceled")
+	p.End()
 }
 
 // A scan and a new start notice an edit of a package that a module imports indirectly.
@@ -204,20 +204,20 @@ func TestGoModuleFollowsItsImports(t *testing.T) {
 	base := t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir)
 	c := connect(t, d.URL)
-	c.awaitTools("a_a")
-	c.awaitText("a_a", `{"X":1}`, `{"X":1}`)
+	c.AwaitTools("a_a")
+	c.AwaitText("a_a", `{"X":1}`, `{"X":1}`)
 	edit("Y int")
-	c.awaitText("a_a", `{"Y":1}`, `{"Y":1}`)
+	c.AwaitText("a_a", `{"Y":1}`, `{"Y":1}`)
 	edit("Y in")
 	d.awaitLog(t, "can't be built: pkg/pkg.go:3:")
 	edit("Y int")
 	source := readFile(t, dir+"/a.usher.go")
 	write(t, dir+"/a.usher.go", source+"func B( {")
-	checkContains(t, "the reason", c.call("a_a", `{"Y":1}`).failure(), ": a.usher.go:",
+	checkContains(t, "the reason", c.Call("a_a", `{"Y":1}`).Failure(), ": a.usher.go:",
 		"expected")
 	write(t, dir+"/a.usher.go", source)
 	edit("Z int")
-	c.awaitText("a_a", `{"Z":1}`, `{"Z":1}`)
+	c.AwaitText("a_a", `{"Z":1}`, `{"Z":1}`)
 	d.stop(t)
 	edit("X, Y int")
 	said := callSays(t, base, dir, "a", "a", `{"Y":1}`)
@@ -377,8 +377,8 @@ func TestGoModuleConstraint(t *testing.T) {
 func TestGoModuleFields(t *testing.T) {
 	long(t)
 	p := startFile(t, "testdata/gomodule/run/fields.usher.go")
-	defer p.end()
-	tools := p.tools()
+	defer p.End()
+	tools := p.Tools()
 	check(t, "tools", len(tools), 9)
 	keys := func(raw json.RawMessage) (list []string) {
 		for _, m := range members(raw) {
@@ -388,7 +388,7 @@ func TestGoModuleFields(t *testing.T) {
 	}
 	for _, tool := range tools {
 		name := stringField(tool, "name")
-		value := field(p.call(name, "{}"), "structuredContent")
+		value := field(p.Call(name, "{}"), "structuredContent")
 		check(t, name, keys(field(tool, "inputSchema", "properties")), keys(value))
 	}
 }

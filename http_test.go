@@ -62,9 +62,9 @@ func TestProxyIsForeign(t *testing.T) {
 					checkError(t, "a path of none", a, 401)
 				}
 				c := newClient(t, d.URL)
-				req := c.request("POST", initialize)
+				req := c.Request("POST", initialize)
 				setHeaders(req, header)
-				a := c.do(req)
+				a := c.Do(req)
 				if row.mcp != 0 && a.Status != row.mcp ||
 					strings.Contains(a.Body, "proxy") != (row.mcp == 400) {
 					t.Errorf("MCP with %s: %d, want %d: %s", header, a.Status, row.mcp, a.Body)
@@ -219,7 +219,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tt.files, " files"), func(t *testing.T) {
 			inBubbleWith(t, tt.files, func(t *testing.T, b *bubble) {
-				stream := b.begin(b.open(protocols[0]).getRequest())
+				stream := b.begin(b.open(protocols[0]).GetRequest())
 				older := b.dial("", false)
 				pass(time.Second)
 				idle := b.dial(probe, true)
@@ -234,7 +234,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 				checkOpen(t, "an older one beside too many", older, false)
 				start := time.Now()
 				check(t, "a newcomer's call",
-					b.open(protocols[0]).call("m_wait", "").failure(), "")
+					b.open(protocols[0]).Call("m_wait", "").Failure(), "")
 				check(t, "how long it waited", time.Since(start), 0)
 				status, _ := stream.got()
 				check(t, "status of the stream", status, 200)
@@ -255,7 +255,7 @@ func TestSlowBodiesShutOutNobody(t *testing.T) {
 			for range 400 {
 				defer b.dial(fmt.Sprintf(slow, claimHeader, code), false).Close()
 			}
-			check(t, "a newcomer's call", b.open(protocols[0]).call("m_wait", "").failure(), "")
+			check(t, "a newcomer's call", b.open(protocols[0]).Call("m_wait", "").Failure(), "")
 		}
 	})
 }

@@ -21,8 +21,8 @@ var limitCases = map[string]struct {
 	"maxInFlight": {
 		most: maxInFlight,
 		request: func(_ *bubble, c *testClient) *http.Request {
-			id := quote(fmt.Sprintf("%010000s", c.message("", ""))) // which the answer repeats
-			return c.request("POST", string(encodeRequest(id, "ping", nil)))
+			id := quote(fmt.Sprintf("%010000s", c.Message("", ""))) // which the answer repeats
+			return c.Request("POST", string(encodeRequest(id, "ping", nil)))
 		},
 		refusal: "too many requests in flight",
 		unread:  true,
@@ -33,7 +33,7 @@ var limitCases = map[string]struct {
 			// net/http reads a refused body of this size to its end
 			arguments := `{"echo":"` + strings.Repeat("x", 139_900) + `"}`
 			params := `{"name":"m_wait","arguments":` + arguments + `}`
-			return c.request("POST", c.message("tools/call", params))
+			return c.Request("POST", c.Message("tools/call", params))
 		},
 		refusal: "unread answers",
 		unread:  true,
@@ -43,8 +43,8 @@ var limitCases = map[string]struct {
 		request: func(b *bubble, c *testClient) *http.Request {
 			session := b.open(protocols[0]) // for the same principal
 			session.Header = c.Header
-			session.ask("ping", "")
-			return session.getRequest()
+			session.Ask("ping", "")
+			return session.GetRequest()
 		},
 		refusal: "too many streams",
 	},
@@ -119,7 +119,7 @@ func TestLimitIsPerPrincipal(t *testing.T) {
 			checkContains(t, "one request more", more, tt.refusal)
 			checkOmits(t, "another principal's request", begin(other, false), tt.refusal)
 			start := time.Now()
-			check(t, "another principal's call", other.call("m_wait", "").failure(), "")
+			check(t, "another principal's call", other.Call("m_wait", "").Failure(), "")
 			check(t, "how long it waited", time.Since(start), 0)
 			for _, x := range all {
 				x.hangUp()

@@ -24,23 +24,23 @@ func TestAskReachesEveryClient(t *testing.T) {
 	for way, connect := range askWays {
 		t.Run(way, func(t *testing.T) {
 			c := connect(t, d.URL, d.Dir, askAllCaps)
-			c.answer = askAnswer("some-roots")
-			checkContains(t, "the result", c.call("early_roots", struct{}{}), "some-roots")
-			check(t, "requests to the client", len(c.asked), 1)
-			c.forgetAsked()
+			c.Answer = askAnswer("some-roots")
+			checkContains(t, "the result", c.Call("early_roots", struct{}{}), "some-roots")
+			check(t, "requests to the client", len(c.Asked), 1)
+			c.ForgetAsked()
 			for _, module := range []string{"old", "named", "new"} {
 				t.Run(module+" asks for all at once", func(t *testing.T) {
 					askForAll(t, c, module)
 				})
-				if c.meta != "" {
+				if c.Meta != "" {
 					continue // such a client can't answer with an error
 				}
 				t.Run(module+" is refused", func(t *testing.T) {
-					c.answer = func(string, json.RawMessage) json.RawMessage {
+					c.Answer = func(string, json.RawMessage) json.RawMessage {
 						return json.RawMessage(`{"error":{"code":-1,"message":"the user said no"}}`)
 					}
-					msg := c.call(module+"_ask", askForms("refused"))
-					c.forgetAsked()
+					msg := c.Call(module+"_ask", askForms("refused"))
+					c.ForgetAsked()
 					checkContains(t, "the result", msg, "the user said no")
 					failed := string(field(msg, "result", "isError")) == "true" ||
 						field(msg, "error") != nil
@@ -53,18 +53,18 @@ func TestAskReachesEveryClient(t *testing.T) {
 
 // askForAll has a module ask for each kind of input in one call.
 func askForAll(t *testing.T, c *askClient, module string) {
-	c.answer = askAnswer(module)
+	c.Answer = askAnswer(module)
 	ask := fakeAsk{Mark: "all"}
 	var wants, params, asked []string
 	for _, kind := range askKinds {
-		wish := askFor(kind.name, module)
+		wish := askFor(kind.Name, module)
 		ask.Asks = append(ask.Asks, wish)
-		wants = append(wants, string(c.answer(wish.Method, wish.Params)))
+		wants = append(wants, string(c.Answer(wish.Method, wish.Params)))
 		params = append(params, canonical(wish.Params))
 	}
-	checkGot(t, "the answers", c.call(module+"_ask", ask), wants...)
-	for len(c.asked) > 0 {
-		asked = append(asked, canonical(field(<-c.asked, "params")))
+	checkGot(t, "the answers", c.Call(module+"_ask", ask), wants...)
+	for len(c.Asked) > 0 {
+		asked = append(asked, canonical(field(<-c.Asked, "params")))
 	}
 	slices.Sort(params)
 	slices.Sort(asked)
@@ -97,26 +97,26 @@ func TestAskNeedsACapability(t *testing.T) {
 			bold.Bold = true
 
 			c := askModern(t, d.URL, tt.declared, "")
-			checkLacks(t, "2026-07-28, old", c.round("old_ask", ask), tt.missing)
-			checkLacks(t, "2026-07-28, new", c.round("new_ask", ask), tt.missing)
-			a := c.round("old_ask", copes)
-			check(t, "2026-07-28, a module that copes: failure", a.failure(), "")
-			checkContains(t, "2026-07-28, a module that copes", a.text(), code)
+			checkLacks(t, "2026-07-28, old", c.Round("old_ask", ask), tt.missing)
+			checkLacks(t, "2026-07-28, new", c.Round("new_ask", ask), tt.missing)
+			a := c.Round("old_ask", copes)
+			check(t, "2026-07-28, a module that copes: failure", a.Failure(), "")
+			checkContains(t, "2026-07-28, a module that copes", a.Text(), code)
 
 			s := askOverPOST(t, d.URL, "2025-11-25", tt.declared, "")
-			result := field(s.call("old_ask", ask), "result")
+			result := field(s.Call("old_ask", ask), "result")
 			check(t, "2025-11-25, old: isError", string(field(result, "isError")), "true")
 			checkContains(t, "2025-11-25, old", resultText(members(result)),
 				`"code":`+code, "client for "+tt.says+": use")
-			result = field(s.call("old_ask", copes), "result")
+			result = field(s.Call("old_ask", copes), "result")
 			check(t, "2025-11-25, a module that copes: isError",
 				string(field(result, "isError")), "")
 			checkContains(t, "2025-11-25, a module that copes",
 				resultText(members(result)), `"code":`+code)
 			checkContains(t, "2025-11-25, a new module that asks all the same",
-				s.call("new_ask", bold),
+				s.Call("new_ask", bold),
 				"client")
-			check(t, "requests to the clients", len(c.asked)+len(s.asked), 0)
+			check(t, "requests to the clients", len(c.Asked)+len(s.Asked), 0)
 		})
 	}
 }
@@ -164,7 +164,7 @@ func TestAskInEachMethod(t *testing.T) {
 				{"_meta", json.RawMessage(`{"` + metaClientCaps + `":{"elicitation":{}}}`)},
 			}.encode())
 			send := func(method, params string) answer {
-				return c.modern(method, params, func(r *http.Request) {
+				return c.Modern(method, params, func(r *http.Request) {
 					name := stringField(params, "name")
 					if method == "resources/read" {
 						name = stringField(params, "uri")
@@ -177,11 +177,11 @@ func TestAskInEachMethod(t *testing.T) {
 				`{"ask-1":{"action":"accept","content":{"word":"yes"}}}`)
 			want := `{"method":"elicitation/create","params":{"message":"` + tt.method + `",`
 			checkContains(t, "the question",
-				field(a.result(), "inputRequests", "ask-1"), want)
+				field(a.Result(), "inputRequests", "ask-1"), want)
 			wantStale(t, "its state with "+tt.other, send(tt.other, back))
 			a = send(tt.method, back)
-			check(t, "resumed: failure", a.failure(), "")
-			check(t, "resumed: resultType", stringField(a.result(), "resultType"),
+			check(t, "resumed: failure", a.Failure(), "")
+			check(t, "resumed: resultType", stringField(a.Result(), "resultType"),
 				resultComplete)
 			checkContains(t, "resumed", a.Body, tt.want, "yes")
 			wantStale(t, "its state once more", send(tt.method, back))

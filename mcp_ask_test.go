@@ -37,9 +37,9 @@ func awaitStep(t *testing.T, d *testDaemon, step, mark string) (pid int) {
 func checkLacks(t *testing.T, what string, a answer, want string) {
 	t.Helper()
 	check(t, what+": status", a.Status, 400)
-	check(t, what+": code", string(field(a.last(), "error", "code")), "-32021")
+	check(t, what+": code", string(field(a.Last(), "error", "code")), "-32021")
 	check(t, what+": capabilities",
-		string(field(a.last(), "error", "data", "requiredCapabilities")), want)
+		string(field(a.Last(), "error", "data", "requiredCapabilities")), want)
 }
 
 // ---- Late answers and questions
@@ -54,9 +54,9 @@ type askedCall struct {
 // callAndBeAsked makes a call that asks the client. The client does not answer.
 func callAndBeAsked(t *testing.T, d *testDaemon, c *askClient, mark string) askedCall {
 	t.Helper()
-	c.answer = askSilent
-	id, answer := c.startCall("a_ask", askForms(mark))
-	<-c.asked
+	c.Answer = askSilent
+	id, answer := c.StartCall("a_ask", askForms(mark))
+	<-c.Asked
 	return askedCall{id, answer, awaitStep(t, d, "asked", mark)}
 }
 
@@ -79,24 +79,24 @@ func TestAskEndsCleanly(t *testing.T) {
 	t.Run("the stream ends", func(t *testing.T) {
 		c := sse(t)
 		call := callAndBeAsked(t, d, c, "hangs-up")
-		c.hangUp()
+		c.HangUp()
 		awaitEnd(call.pid)
 	})
 	t.Run("the session ends", func(t *testing.T) {
 		c := post(t)
 		call := callAndBeAsked(t, d, c, "deleted")
-		c.http.end()
+		c.HTTP.End()
 		awaitEnd(call.pid)
-		checkContains(t, "the call", c.get(call.answer), `"error":`)
+		checkContains(t, "the call", c.Get(call.answer), `"error":`)
 	})
 	t.Run("the module crashes", func(t *testing.T) {
 		c := post(t)
 		call := callAndBeAsked(t, d, c, "crashes")
 		p, _ := os.FindProcess(call.pid)
 		p.Kill()
-		checkContains(t, "the call", c.get(call.answer), "crashed")
-		c.answer = askAnswer("answered")
-		checkGot(t, "the next call", c.call("a_ask", askForms("again")), "answered")
+		checkContains(t, "the call", c.Get(call.answer), "crashed")
+		c.Answer = askAnswer("answered")
+		checkGot(t, "the next call", c.Call("a_ask", askForms("again")), "answered")
 	})
 	for name, connect := range map[string]func(*testing.T) *askClient{
 		"2025-11-25": post,
@@ -105,9 +105,9 @@ func TestAskEndsCleanly(t *testing.T) {
 		t.Run("the client cancels, "+name, func(t *testing.T) {
 			c := connect(t)
 			call := callAndBeAsked(t, d, c, "cancels-"+name)
-			c.cancelCall(call.id)
+			c.CancelCall(call.id)
 			awaitStep(t, d, "cancelled", "cancels-"+name)
-			c.hears("notifications/cancelled", "usher-")
+			c.Hears("notifications/cancelled", "usher-")
 			pids = append(pids, call.pid)
 		})
 	}
@@ -124,12 +124,12 @@ func TestAskNeedsAStream(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: fixed tools=ask")
 	c := askOverPOST(t, d.URL, "2025-03-26", askAllCaps, "")
-	c.http.Header.Set("Accept", "application/json")
-	c.answer = askAnswer("heard")
-	checkContains(t, "without a stream", c.call("a_ask", askForms("one")),
+	c.HTTP.Header.Set("Accept", "application/json")
+	c.Answer = askAnswer("heard")
+	checkContains(t, "without a stream", c.Call("a_ask", askForms("one")),
 		"no stream open")
-	c.listen()
-	checkGot(t, "with one", c.call("a_ask", askForms("two")), "heard")
+	c.Listen()
+	checkGot(t, "with one", c.Call("a_ask", askForms("two")), "heard")
 }
 
 // A client with a claim has no roots: neither does a module learn that its client has some, nor
@@ -150,29 +150,29 @@ func TestClaimHasNoRoots(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := connect(code)
 			for _, tool := range []string{"old_ask", "new_ask", "all_ask"} {
-				checkContains(t, tool, string(c.call(tool, ask)), "roots")
+				checkContains(t, tool, string(c.Call(tool, ask)), "roots")
 			}
 			answers := json.RawMessage(
 				`{"a":{"roots":[{"uri":"file:///WORD"}]},"b":{"Roots":[]},"c":{"action":"accept"}}`)
 			for _, tool := range []string{"new_echo", "all_echo"} {
 				params := callParams(tool, json.RawMessage(`{}`))
 				params = withMember(params, "inputResponses", answers)
-				got := string(c.callOnce(params))
+				got := string(c.CallOnce(params))
 				checkContains(t, tool, got, "accept")
 				checkOmits(t, tool, got, "roots", "Roots", "WORD")
 			}
-			check(t, "requests to the client", len(c.asked), 0)
+			check(t, "requests to the client", len(c.Asked), 0)
 		})
 	}
 	const refused = "this tool asks its client for roots"
-	atStart := session(code).call("old_roots", json.RawMessage(`{}`))
+	atStart := session(code).Call("old_roots", json.RawMessage(`{}`))
 	checkContains(t, "at its start", string(atStart), refused)
 	open := session("")
-	open.listen()
-	open.answer = askAnswer("mine")
-	checkGot(t, "without a claim", open.call("old_ask", ask), "mine")
-	checkGot(t, "without a claim, 2026-07-28", open.call("new_ask", ask), "mine")
-	checkContains(t, "a shared server", string(open.call("all_ask", ask)), refused)
+	open.Listen()
+	open.Answer = askAnswer("mine")
+	checkGot(t, "without a claim", open.Call("old_ask", ask), "mine")
+	checkGot(t, "without a claim, 2026-07-28", open.Call("new_ask", ask), "mine")
+	checkContains(t, "a shared server", string(open.Call("all_ask", ask)), refused)
 }
 
 // A module can't ask the client of its last call once that client's session has lost its
@@ -185,19 +185,19 @@ func TestAskEndsWithTheScope(t *testing.T) {
 		},
 		"it moves to another folder": func(t *testing.T, b *bubble, c *testClient, _ Code) {
 			c.Header.Set(claimHeader, newCode(t, b.base, "/v"))
-			c.tools()
+			c.Tools()
 		},
 	} {
 		runInBubble(t, name, func(t *testing.T, b *bubble) {
 			own := newClaimFor(t, b.base, "/w").Code
 			c := b.openScoped(own.Reveal())
-			x := b.begin(c.getRequest())
+			x := b.begin(c.GetRequest())
 			pass(time.Second) // in which its claim is written down
-			c.call("m_wait", `{"seconds":0}`)
+			c.Call("m_wait", `{"seconds":0}`)
 			b.asks("outside")
 			x.got() // it has arrived
 			params := `{"name":"m_wait","arguments":{"seconds":60},"_meta":{"progressToken":"t"}}`
-			call := b.begin(c.asking("tools/call", params))
+			call := b.begin(c.Asking("tools/call", params))
 			call.got()
 			call.close()
 			synctest.Wait() // the server has seen it
@@ -234,7 +234,7 @@ type stormClient struct {
 func newStormClient(t *testing.T, c *askClient, name, code string) *stormClient {
 	s := &stormClient{askClient: c, name: name, code: code}
 	s.setWord("")
-	c.answer = func(method string, params json.RawMessage) json.RawMessage {
+	c.Answer = func(method string, params json.RawMessage) json.RawMessage {
 		word := *s.word.Load()
 		if word == "" || !strings.Contains(string(params), word) {
 			t.Errorf("%s, in the call %q, was asked with %s", name, word, params)
@@ -253,7 +253,7 @@ func (s *stormClient) callOnce(t *testing.T, module, kind, word string, owners *
 	defer s.setWord("")
 	ask := fakeAsk{Mark: word, Asks: []fakeWish{askFor(kind, word)}}
 	for {
-		pid, got, text := askGot(s.call(module+"_ask", ask))
+		pid, got, text := askGot(s.Call(module+"_ask", ask))
 		notSure := module == "silent" && strings.Contains(text, "can't tell which call")
 		if notSure || strings.Contains(text, "is busy") {
 			continue
@@ -269,7 +269,7 @@ func (s *stormClient) callOnce(t *testing.T, module, kind, word string, owners *
 		}
 		break
 	}
-	s.forgetAsked()
+	s.ForgetAsked()
 }
 
 // A client is asked only about its own calls, and only the module that asked gets the
@@ -300,14 +300,14 @@ func TestAskStorm(t *testing.T) {
 	for _, code := range []string{proj, whole, "", "", ""} {
 		add(askModern(t, d.URL, askAllCaps, code), code)
 	}
-	clients[len(clients)-1].askClient.name = "another"
+	clients[len(clients)-1].askClient.Name = "another"
 	var owners sync.Map
 	var all sync.WaitGroup
 	for nth, c := range clients {
 		all.Go(func() {
 			for i := range rounds {
 				module := []string{"silent", "silent", "named", "new"}[(i+nth)%4]
-				kind := askKinds[i%2].name // these contain a word
+				kind := askKinds[i%2].Name // these contain a word
 				c.callOnce(t, module, kind, fmt.Sprintf("<%s, round %d>", c.name, i), &owners)
 			}
 		})

@@ -29,8 +29,8 @@ func withState(state, responses string) object {
 func wantStale(t *testing.T, what string, a answer) {
 	t.Helper()
 	check(t, what+": status", a.Status, 400)
-	check(t, what+": code", string(field(a.last(), "error", "code")), "-32602")
-	checkContains(t, what, a.failure(), "requestState")
+	check(t, what+": code", string(field(a.Last(), "error", "code")), "-32602")
+	checkContains(t, what, a.Failure(), "requestState")
 }
 
 // sayYes answers the first question of a call.
@@ -43,26 +43,26 @@ func TestStateIsBound(t *testing.T) {
 	proj, whole := newCode(t, d.Base, d.Dir+"/proj"), newCode(t, d.Base, d.Dir)
 	c := askModern(t, d.URL, askAllCaps, proj)
 	ask := askForms("bound")
-	state := askState(t, c.round("a_ask", ask), 1)
+	state := askState(t, c.Round("a_ask", ask), 1)
 	for name, bad := range map[string]string{
 		"appended":         state + "A",
 		"cut short":        state[:len(state)-1],
 		"empty":            "",
 		"a newline at end": state + "\n",
 	} {
-		wantStale(t, name, c.round("a_ask", ask, withState(bad, sayYes)...))
+		wantStale(t, name, c.Round("a_ask", ask, withState(bad, sayYes)...))
 	}
 	yes := withState(state, sayYes)
 	wantStale(t, "another claim",
-		askModern(t, d.URL, askAllCaps, whole).round("a_ask", ask, yes...))
-	wantStale(t, "no claim", askModern(t, d.URL, askAllCaps, "").round("a_ask", ask, yes...))
+		askModern(t, d.URL, askAllCaps, whole).Round("a_ask", ask, yes...))
+	wantStale(t, "no claim", askModern(t, d.URL, askAllCaps, "").Round("a_ask", ask, yes...))
 	lessCaps := askModern(t, d.URL, `{"elicitation":{},"roots":{}}`, proj)
-	wantStale(t, "other capabilities", lessCaps.round("a_ask", ask, yes...))
-	wantStale(t, "other arguments", c.round("a_ask", askForms("stolen"), yes...))
-	wantStale(t, "another tool", c.round("a_again", ask, yes...))
+	wantStale(t, "other capabilities", lessCaps.Round("a_ask", ask, yes...))
+	wantStale(t, "other arguments", c.Round("a_ask", askForms("stolen"), yes...))
+	wantStale(t, "another tool", c.Round("a_again", ask, yes...))
 
-	checkGot(t, "after all that", c.round("a_ask", ask, yes...).last(), "accept")
-	wantStale(t, "used", c.round("a_ask", ask, yes...))
+	checkGot(t, "after all that", c.Round("a_ask", ask, yes...).Last(), "accept")
+	wantStale(t, "used", c.Round("a_ask", ask, yes...))
 	checkOmits(t, "the log", d.Log.String(), "stolen")
 	check(t, "calls of the module", d.logged("fake: asked bound "), 1)
 }
@@ -73,12 +73,12 @@ func TestOneRequestContinuesACall(t *testing.T) {
 	d := startFakes(t, "a: fixed tools=ask")
 	c := askModern(t, d.URL, askAllCaps, "")
 	ask := askForms("rounds")
-	state := askState(t, c.round("a_ask", ask), 1)
+	state := askState(t, c.Round("a_ask", ask), 1)
 	for _, responses := range []string{`[]`, `null`, `"x"`, `{"ask-1":3}`,
 		`{"ask-1":null}`, `{"ask-9":{}}`} {
 		previous := state
-		state = askState(t, c.round("a_ask", ask, withState(state, responses)...), 1)
-		wantStale(t, "the state before", c.round("a_ask", ask, withState(previous, sayYes)...))
+		state = askState(t, c.Round("a_ask", ask, withState(state, responses)...), 1)
+		wantStale(t, "the state before", c.Round("a_ask", ask, withState(previous, sayYes)...))
 	}
 	// The same arguments, written differently, by several requests at once.
 	spaced := json.RawMessage(` { "asks" : ` + string(marshal(ask.Asks)) +
@@ -86,7 +86,7 @@ func TestOneRequestContinuesACall(t *testing.T) {
 	rest := withState(state, sayYes)
 	answers := make(chan answer, 8)
 	for range cap(answers) {
-		go func() { answers <- c.round("a_ask", spaced, rest...) }()
+		go func() { answers <- c.Round("a_ask", spaced, rest...) }()
 	}
 	finished := 0
 	for range cap(answers) {
@@ -96,10 +96,10 @@ func TestOneRequestContinuesACall(t *testing.T) {
 			continue
 		}
 		finished++
-		checkGot(t, "the end", a.last(), "accept")
+		checkGot(t, "the end", a.Last(), "accept")
 	}
 	check(t, "requests that went on", finished, 1)
-	wantStale(t, "after the end", c.round("a_ask", ask, rest...))
+	wantStale(t, "after the end", c.Round("a_ask", ask, rest...))
 	check(t, "calls of the module", d.logged("fake: asked rounds "), 1)
 }
 
@@ -124,7 +124,7 @@ func TestAskTimesOut(t *testing.T) {
 			b.native, b.m.Stateless = tt.modern, tt.modern
 			b.m.pool.timeout = askTimeout / 2 // it is not the module that is slow
 			c := b.open("2025-11-25")
-			x := b.begin(c.asking("tools/call", `{"name":"`+tt.tool+`"}`))
+			x := b.begin(c.Asking("tools/call", `{"name":"`+tt.tool+`"}`))
 			pass(askTimeout - time.Nanosecond)
 			check(t, "before: the module hears", b.hears(), "tools/call")
 			_, text := x.got()
@@ -154,8 +154,8 @@ func TestSuspendedCallsEnd(t *testing.T) {
 		return `{"name":"m_` + tool + `","arguments":{"seconds":1000},` + withForms + `}`
 	}
 	resume := func(t *testing.T, b *bubble) (x *exchange, state string) {
-		state = askState(t, b.modern("tools/call", params("stay")), 1)
-		return b.begin(b.modernPOST("2", "tools/call",
+		state = askState(t, b.Modern("tools/call", params("stay")), 1)
+		return b.begin(b.ModernPOST("2", "tools/call",
 			goOn(params("stay"), state, sayYes))), state
 	}
 	for _, tt := range []struct {
@@ -164,13 +164,13 @@ func TestSuspendedCallsEnd(t *testing.T) {
 		hears string // what the module is sent, sorted
 	}{
 		{"it was not asked anything", func(t *testing.T, b *bubble) (string, string) {
-			x := b.begin(b.modernPOST("1", "tools/call", params("wait")))
+			x := b.begin(b.ModernPOST("1", "tools/call", params("wait")))
 			x.got()
 			x.hangUp()
 			return "wait", ""
 		}, "notifications/cancelled\ntools/call"},
 		{"it never comes back", func(t *testing.T, b *bubble) (string, string) {
-			state := askState(t, b.modern("tools/call", params("ask")), 1)
+			state := askState(t, b.Modern("tools/call", params("ask")), 1)
 			pass(askTimeout - time.Nanosecond)
 			check(t, "suspended calls before its time", b.suspended(), 1)
 			pass(time.Nanosecond)
@@ -193,7 +193,7 @@ func TestSuspendedCallsEnd(t *testing.T) {
 			check(t, "suspended calls", b.suspended(), 0)
 			if state != "" {
 				wantStale(t, "afterwards",
-					b.modern("tools/call", goOn(params(tool), state, sayYes)))
+					b.Modern("tools/call", goOn(params(tool), state, sayYes)))
 			}
 		})
 	}
@@ -208,7 +208,7 @@ func TestSuspendedEndsWithClaim(t *testing.T) {
 			claim, err := openStore(t, b.base).Create(t.Context(), "/w", "", askTimeout/2)
 			must(t, err)
 			own := inHeader(claim.Code.Reveal())
-			back := goOn(params, askState(t, b.modern("tools/call", params, own), 1), sayYes)
+			back := goOn(params, askState(t, b.Modern("tools/call", params, own), 1), sayYes)
 			if revoked {
 				revoke(t, b.base, claim.Code)
 			} else {
@@ -218,10 +218,10 @@ func TestSuspendedEndsWithClaim(t *testing.T) {
 			checkContains(t, "the module hears", b.hears(), "tools/call",
 				"notifications/cancelled", `"refused"`)
 			check(t, "suspended calls", b.suspended(), 0)
-			a := b.modern("tools/call", back, own)
-			checkContains(t, "its owner", a.failure(), "has ended")
+			a := b.Modern("tools/call", back, own)
+			checkContains(t, "its owner", a.Failure(), "has ended")
 			checkOmits(t, "its owner", a.Body, `"result"`)
-			wantStale(t, "without a claim", b.modern("tools/call", back))
+			wantStale(t, "without a claim", b.Modern("tools/call", back))
 		})
 	}
 }
@@ -234,12 +234,12 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		code := newCode(t, b.base, "/w")
 		back := goOn(params,
-			askState(t, b.modern("tools/call", params, inHeader(code)), 1), sayYes)
-		stream := b.begin(b.openScoped(code).getRequest())
+			askState(t, b.Modern("tools/call", params, inHeader(code)), 1), sayYes)
+		stream := b.begin(b.openScoped(code).GetRequest())
 		status, _ := stream.got()
 		check(t, "status of the stream", status, 200)
 		old, x := b.openSSE(code)
-		old.post(old.message("tools/call", `{"name":"m_wait"}`))
+		old.Post(old.Message("tools/call", `{"name":"m_wait"}`))
 		says := func(when string) (heard bool) {
 			x.got()
 			b.hears()
@@ -260,13 +260,13 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 		claims := readFile(t, path)
 		write(t, path, "[")
 		pass(5 * watchInterval)
-		wantStatus(t, "meanwhile", b.modern("tools/call", back, inHeader(code)), 503)
+		wantStatus(t, "meanwhile", b.Modern("tools/call", back, inHeader(code)), 503)
 		check(t, "while unreadable: it hears the module", says("meanwhile"), false)
 		write(t, path, claims)
 		pass(watchInterval)
 		check(t, "after: it hears the module", says("after"), true)
 		checkContains(t, "the call afterwards",
-			b.modern("tools/call", back, inHeader(code)).Body, "accept")
+			b.Modern("tools/call", back, inHeader(code)).Body, "accept")
 		check(t, "the stream has ended", stream.ended(), false)
 		for _, open := range []*exchange{stream, x} {
 			open.close()
@@ -290,7 +290,7 @@ func TestSuspendedCallsAreBounded(t *testing.T) {
 		states = make([]string, n)
 		for i := range states {
 			all.Go(func() {
-				states[i] = stringField(c.round(tool, ask).result(), "requestState")
+				states[i] = stringField(c.Round(tool, ask).Result(), "requestState")
 			})
 		}
 		all.Wait()
@@ -298,18 +298,18 @@ func TestSuspendedCallsAreBounded(t *testing.T) {
 	}
 	states := suspend("a_ask", maxRunningOf)
 	suspend("b_ask", maxSuspended-maxRunningOf)
-	tooMany := c.round("c_ask", ask)
-	checkContains(t, "one call too many", tooMany.failure(), "too many calls")
+	tooMany := c.Round("c_ask", ask)
+	checkContains(t, "one call too many", tooMany.Failure(), "too many calls")
 	other := askModern(t, d.URL, askAllCaps, newCode(t, d.Base, d.Dir))
-	askState(t, other.round("a_ask", ask), 1) // another principal
+	askState(t, other.Round("a_ask", ask), 1) // another principal
 
 	resume := func(state string) {
-		a := c.round("a_ask", ask, withState(state, `{"ask-1":{"action":"decline"}}`)...)
-		check(t, "a suspended call: failure", a.failure(), "")
-		checkContains(t, "a suspended call", a.text(), "decline")
+		a := c.Round("a_ask", ask, withState(state, `{"ask-1":{"action":"decline"}}`)...)
+		check(t, "a suspended call: failure", a.Failure(), "")
+		checkContains(t, "a suspended call", a.Text(), "decline")
 	}
 	resume(states[0])
-	askState(t, c.round("c_ask", ask), 1) // which has made room
+	askState(t, c.Round("c_ask", ask), 1) // which has made room
 	var all sync.WaitGroup
 	for _, state := range states[1:] {
 		all.Go(func() { resume(state) })
@@ -327,8 +327,8 @@ func TestAsksOfACallAreBounded(t *testing.T) {
 	}
 	flood.Copes = true
 	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
-	c.answer = askAnswer("flood")
-	_, got, text := askGot(c.call("a_ask", flood))
+	c.Answer = askAnswer("flood")
+	_, got, text := askGot(c.Call("a_ask", flood))
 	check(t, "answers", len(got), len(flood.Asks))
 	checkContains(t, "the answers", text, "flood")
 }
@@ -340,7 +340,7 @@ func TestProgressHasTheCurrentToken(t *testing.T) {
 			return `{"name":"m_wait","arguments":{"seconds":60},` +
 				strings.TrimSuffix(withForms, "}") + `,"progressToken":"` + token + `"}}`
 		}
-		first := b.begin(b.modernPOST("1", "tools/call", params("one")))
+		first := b.begin(b.ModernPOST("1", "tools/call", params("one")))
 		synctest.Wait()
 		b.asks("word")
 		<-first.done
@@ -349,7 +349,7 @@ func TestProgressHasTheCurrentToken(t *testing.T) {
 		state, _, _ = strings.Cut(state, `"`)
 		suspended := b.server.suspended.calls[state]
 		check(t, "the token of the suspended call", string(suspended.token), "")
-		second := b.begin(b.modernPOST("2", "tools/call", goOn(params("two"), state, sayYes)))
+		second := b.begin(b.ModernPOST("2", "tools/call", goOn(params("two"), state, sayYes)))
 		synctest.Wait()
 		b.progress("half")
 		_, text = second.got()

@@ -17,18 +17,18 @@ import (
 func TestVersionIsNegotiated(t *testing.T) {
 	t.Parallel()
 	c := oneFake(t)
-	c.tools() // the instructions describe the modules that are ready
+	c.Tools() // the instructions describe the modules that are ready
 	for asked, want := range map[string]string{
 		"2025-11-25": "2025-11-25",
 		"2024-01-01": "2025-11-25",
 	} {
-		a := c.post(initializeAs(asked))
-		check(t, "the version for "+asked, stringField(a.result(), "protocolVersion"), want)
-		checkContains(t, "the instructions", stringField(a.result(), "instructions"),
+		a := c.Post(initializeAs(asked))
+		check(t, "the version for "+asked, stringField(a.Result(), "protocolVersion"), want)
+		checkContains(t, "the instructions", stringField(a.Result(), "instructions"),
 			"- a: A fake module.")
 	}
-	a := c.post(rpcText("initialize", "{}"))
-	checkContains(t, "initialize without a version", a.failure(), "protocolVersion")
+	a := c.Post(rpcText("initialize", "{}"))
+	checkContains(t, "initialize without a version", a.Failure(), "protocolVersion")
 }
 
 // Arguments and results reach the other side unchanged, except _webhook.
@@ -45,9 +45,9 @@ func TestCallsPassThrough(t *testing.T) {
 			want: `"error":{"code":-32099,"message":"an error of its own","data":{"n":9007199254740993}}`},
 		{"a failure is a result", "a_fail", ``, `"isError":true`},
 	} {
-		checkContains(t, tt.name, c.call(tt.tool, tt.arguments).Body, tt.want)
+		checkContains(t, tt.name, c.Call(tt.tool, tt.arguments).Body, tt.want)
 	}
-	big := c.call("a_big", `{"bytes":5000000}`)
+	big := c.Call("a_big", `{"bytes":5000000}`)
 	check(t, "a big result is complete", len(big.Body) > 5_000_000, true)
 }
 
@@ -72,7 +72,7 @@ func TestLookalikesAreDropped(t *testing.T) {
 				Arguments map[string]any
 				Meta      map[string]any `json:"_meta"`
 			}
-			text := c.ask("tools/call", params).text()
+			text := c.Ask("tools/call", params).Text()
 			must(t, json.Unmarshal([]byte(text), &got))
 			check(t, "name", got.Name, "echo")
 			for key, value := range got.Arguments {
@@ -99,7 +99,7 @@ func TestProgressKeepsItsToken(t *testing.T) {
 		token := []string{`"t"`, `7`, `"7"`}[n%3]
 		all.Go(func() {
 			const params = `{"name":"a_progress","arguments":{"n":%d},"_meta":{"progressToken":%s}}`
-			a := connect(t, d.URL).ask("tools/call", fmt.Sprintf(params, n, token))
+			a := connect(t, d.URL).Ask("tools/call", fmt.Sprintf(params, n, token))
 			check(t, "messages with the token "+token, len(a.Events), n+1)
 			for i := range n {
 				params := field(a.Events[i], "params")
@@ -118,22 +118,22 @@ func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 	d := startFakes(t, "own: good", "all: shared good", "named: shared good names",
 		"new: modern tools=echo")
 	one, other := connect(t, d.URL), connect(t, d.URL)
-	messages, hangUp := other.listen()
+	messages, hangUp := other.Listen()
 	say := func(module string) int {
-		a := one.call(module+"_log", `{"level":"warning","data":"hello"}`)
+		a := one.Call(module+"_log", `{"level":"warning","data":"hello"}`)
 		return len(a.Events) - 1
 	}
 	check(t, "messages from the session's process", say("own"), 1)
 	check(t, "messages that name their call", say("named"), 1)
 	check(t, "messages that don't", say("all"), 0)
 	d.awaitLog(t, `"module message"`)
-	one.ask("logging/setLevel", `{"level":"error"}`)
+	one.Ask("logging/setLevel", `{"level":"error"}`)
 	check(t, "messages below the level", say("own")+say("named"), 0)
-	params := one.call("new_echo", "").text()
+	params := one.Call("new_echo", "").Text()
 	checkContains(t, "params for a module without sessions", params, `logLevel":"error"`)
 	hangUp()
 	for e := range messages {
-		checkOmits(t, "another session's stream", e.data, "hello")
+		checkOmits(t, "another session's stream", e.Data, "hello")
 	}
 }
 
@@ -141,29 +141,29 @@ func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 func TestCancelReachesTheModule(t *testing.T) {
 	long(t)
 	c := oneFake(t)
-	call := c.message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
+	call := c.Message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
 	id := string(field(call, "id"))
 	for n, accept := range []string{bothKinds, "application/json", "text/event-stream"} {
 		t.Run(accept, func(t *testing.T) {
 			done := make(chan answer, 1)
-			req := c.request("POST", call)
+			req := c.Request("POST", call)
 			req.Header.Set("Accept", accept)
-			go func() { done <- c.do(req) }()
+			go func() { done <- c.Do(req) }()
 			logged := func(text string) func() bool {
 				return func() bool { return c.daemon.logged(text) > n }
 			}
 			await(t, "the call to begin", logged("fake: sleeping"))
-			a := c.post(rpcAs(id, "ping", "{}"))
+			a := c.Post(rpcAs(id, "ping", "{}"))
 			checkContains(t, "an id in flight", a.Body, "is already in use")
-			c.cancel(`"other"`)
-			c.cancel(id)
+			c.Cancel(`"other"`)
+			c.Cancel(id)
 			a = <-done
 			check(t, "the cancelled call succeeded", a.Status/100, 2)
 			check(t, "answers to the cancelled call", len(a.Events), 0)
 			await(t, "the module to hear of it", logged("fake: cancelled"))
 		})
 	}
-	checkContains(t, "the next call", c.call("a_echo", "").Body, `"result"`)
+	checkContains(t, "the next call", c.Call("a_echo", "").Body, `"result"`)
 	checkOmits(t, "the log", c.daemon.Log.String(), "superfluous") // a status that is written twice
 }
 
@@ -176,15 +176,15 @@ func TestLogNamesCalls(t *testing.T) {
 	must(t, err)
 	writeFake(t, p.dir+"/proj/rich.usher", "good tools=tell,fail res=rich")
 	c := p.session(inHeader(claim.Code.Reveal()))
-	c.awaitTools("a_pid", "a_sleep", "a_x", "rich_fail", "rich_tell")
-	c.call("a_x", "")
-	c.call("rich_fail", "")
-	c.call("no_such", "")
-	c.ask("prompts/get", `{"name":"no_such"}`)
-	c.ask("prompts/get", `{"name":"rich_say"}`)
-	c.ask("resources/read", `{"uri":"rich://one"}`)
-	c.ask("resources/subscribe", `{"uri":"rich://one"}`)
-	c.ask("completion/complete",
+	c.AwaitTools("a_pid", "a_sleep", "a_x", "rich_fail", "rich_tell")
+	c.Call("a_x", "")
+	c.Call("rich_fail", "")
+	c.Call("no_such", "")
+	c.Ask("prompts/get", `{"name":"no_such"}`)
+	c.Ask("prompts/get", `{"name":"rich_say"}`)
+	c.Ask("resources/read", `{"uri":"rich://one"}`)
+	c.Ask("resources/subscribe", `{"uri":"rich://one"}`)
+	c.Ask("completion/complete",
 		`{"ref":{"type":"ref/prompt","name":"rich_say"},"argument":{"name":"x","value":""}}`)
 	listTools(c, inHeader("ABCDEF"))
 	p.revoke(claim.Code.Reveal())
@@ -227,7 +227,7 @@ func TestLogLevelOfARequest(t *testing.T) {
 			if level != "" {
 				meta = `,"_meta":{"io.modelcontextprotocol/logLevel":"` + level + `"}`
 			}
-			a := c.modern("tools/call",
+			a := c.Modern("tools/call",
 				`{"name":"a_log","arguments":{"level":"warning","data":"hello"}`+meta+`}`)
 			check(t, "the client hears the warning",
 				strings.Contains(a.Body, "notifications/message"), heard)
@@ -249,9 +249,9 @@ func TestProcessKeepsNoCall(t *testing.T) {
 		before := heap()
 		arguments := `{"echo":"` + strings.Repeat("x", 1_000_000) + `"}`
 		for range maxProcsOf {
-			b.open(protocols[0]).call("m_wait", arguments)
+			b.open(protocols[0]).Call("m_wait", arguments)
 		}
-		b.modern("tools/call", `{"name":"m_wait","arguments":`+arguments+`}`)
+		b.Modern("tools/call", `{"name":"m_wait","arguments":`+arguments+`}`)
 		pass(time.Minute)
 		b.hears() // drops what m was sent
 		check(t, "processes", b.m.pool.count(processRunning), maxProcsOf)

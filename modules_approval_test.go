@@ -41,11 +41,11 @@ func TestNewModuleIsRefused(t *testing.T) {
 	d := daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim",
 		"-idle", "1ms")
 	c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir)))
-	c.awaitTools(old...)
+	c.AwaitTools(old...)
 	says := func(tool, want string) {
 		t.Helper()
-		a := c.call(tool, "")
-		check(t, tool, strings.TrimSpace(a.text()), want)
+		a := c.Call(tool, "")
+		check(t, tool, strings.TrimSpace(a.Text()), want)
 	}
 	says("run_say", "old")
 
@@ -53,9 +53,9 @@ func TestNewModuleIsRefused(t *testing.T) {
 	evil := "#!/bin/sh\ntouch " + ran + "\n"
 	put := func(tool, path, text, mode string) {
 		t.Helper()
-		a := c.call("tool_"+tool,
+		a := c.Call("tool_"+tool,
 			fmt.Sprintf(`{"path":%q,"text":%q,"mode":%q}`, path, text, mode))
-		check(t, "writing "+path, a.failure(), "")
+		check(t, "writing "+path, a.Failure(), "")
 	}
 	entry := `{"mcpServers":{"entry":{"command":"sh","args":["-c","touch ` + ran + `"]}}}`
 	changed := errUnapproved.Error()
@@ -83,7 +83,7 @@ func TestNewModuleIsRefused(t *testing.T) {
 	for _, tool := range []string{"file_x", "built_say", "srv_x"} {
 		module, _, _ := strings.Cut(tool, "_")
 		await(t, "the end of a running process", func() bool {
-			return c.call(tool, "").text() != "old"
+			return c.Call(tool, "").Text() != "old"
 		})
 		for range 3 { // a refusal is no crash, so no call has to wait
 			says(tool, fmt.Sprintf("module %q can't start: %s", module, changed))
@@ -91,7 +91,7 @@ func TestNewModuleIsRefused(t *testing.T) {
 	}
 	refused := strings.ReplaceAll(d.Log.String(), "file=time.usher.sh why=", "") // few scans find its change
 	check(t, "lines of refused modules in the log", strings.Count(refused, fmt.Sprintf("why=%q", changed)), 9)
-	c.awaitTools(old...)
+	c.AwaitTools(old...)
 	await(t, "the modules that are not hosted", func() bool {
 		out, _, _ := usher(t, "modules", "-base", base, dir)
 		return strings.Count(out, "not hosted: "+changed) >= 9
@@ -101,24 +101,24 @@ func TestNewModuleIsRefused(t *testing.T) {
 
 	write(t, dir+"/idle.usher.sh", script("old"))
 	await(t, "the module with its old text", func() bool {
-		return strings.TrimSpace(c.call("idle_say", "").text()) == "old"
+		return strings.TrimSpace(c.Call("idle_say", "").Text()) == "old"
 	})
 
 	d.stop(t) // a restart approves nothing
 	d = daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
 	c, _ = openSession(t, d.URL, inHeader(newCode(t, base, dir)))
-	c.awaitTools("idle_say", "tool_back", "tool_put")
+	c.AwaitTools("idle_say", "tool_back", "tool_put")
 	checkExists(t, ran, false)
 	wantUsher(t, 0, "Approved run (shell)  "+dir+"/run", "approve", "-base", base, dir+
 		"/run.usher.sh")
-	c.awaitTools("idle_say", "run_say", "tool_back", "tool_put")
+	c.AwaitTools("idle_say", "run_say", "tool_back", "tool_put")
 	says("run_say", "new")
 	for _, file := range []string{"file.usher", "evil.usher", "evil.usher.py", "sub/.mcp.json"} {
 		must(t, os.Remove(dir+"/"+file))
 	}
 	out := wantUsher(t, 0, "", "approve", "-base", base)
 	check(t, "approved modules", strings.Count(out, "Approved "), 4)
-	c.awaitTools("built_say", "evil_say", "idle_say", "run_say", "srv_x", "srv_y",
+	c.AwaitTools("built_say", "evil_say", "idle_say", "run_say", "srv_x", "srv_y",
 		"time_say", "tool_back", "tool_put")
 	for _, tool := range []string{"time_say", "evil_say", "built_say"} {
 		says(tool, "new")
@@ -205,11 +205,11 @@ func TestNewPythonIsRefused(t *testing.T) {
 	write(t, dir+"/m.usher.py", "def say(): return 'said'\n")
 	d := daemonOptions{base: base}.start(t, dir, "-require-claim", "-idle", "1ms") // ends the running process
 	c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir)))
-	c.awaitTools("m_say")
+	c.AwaitTools("m_say")
 	python := dir + "/.venv/bin/python"
 	write(t, python+".new", "#!/bin/sh\ntouch '"+ran+"'\nexec python3 \"$@\"\n")
 	must(t, os.Rename(python+".new", python))
-	c.awaitText("m_say", "", `module "m" can't start: `+errUnapproved.Error())
+	c.AwaitText("m_say", "", `module "m" can't start: `+errUnapproved.Error())
 	d.awaitLog(t,
 		fmt.Sprintf(`"module failed" module=m kind=python file=m.usher.py why=%q`,
 			errUnapproved))
@@ -219,7 +219,7 @@ func TestNewPythonIsRefused(t *testing.T) {
 	})
 	checkExists(t, ran, false)
 	wantUsher(t, 0, "Approved m (python)", "approve", "-base", base)
-	c.awaitText("m_say", "", "said")
+	c.AwaitText("m_say", "", "said")
 	checkExists(t, ran, true)
 }
 
@@ -297,7 +297,7 @@ func TestWatchHostsLaterModules(t *testing.T) {
 			writeFake(t, dir+"/a.usher", "good tools=x")
 			d := startDaemon(t, dir, strings.Fields(flags)...)
 			c, _ := openSession(t, d.URL, inHeader(newCode(t, d.Base, dir)))
-			c.awaitTools("a_x")
+			c.AwaitTools("a_x")
 			writeFake(t, dir+"/b.usher", "good tools=x")
 			line := `"module failed" module=b`
 			if want {
@@ -305,9 +305,9 @@ func TestWatchHostsLaterModules(t *testing.T) {
 			}
 			d.awaitLog(t, line)
 			if want {
-				c.awaitTools("a_x", "b_x")
+				c.AwaitTools("a_x", "b_x")
 			} else {
-				c.awaitTools("a_x")
+				c.AwaitTools("a_x")
 			}
 		})
 	}

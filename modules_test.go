@@ -54,7 +54,7 @@ func TestFoldersAreSearched(t *testing.T) {
 		write(t, dir+"/"+name, text)
 		must(t, os.Chmod(dir+"/"+name, 0o755))
 	}
-	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "again_x", "b_x", "near_x")
+	connect(t, startDaemon(t, dir).URL).AwaitTools("a_x", "again_x", "b_x", "near_x")
 	out, _, _ := usher(t, "modules", "-scope", dir, dir)
 	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
 		"gone.usher\n  not hosted: no such file",
@@ -70,18 +70,18 @@ func TestEditReloadsOneModule(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: good tools=x", "b: good tools=x", "c: dies")
 	dir, c := d.Dir, connect(t, d.URL)
-	c.awaitTools("a_x", "b_x")
-	checkContains(t, "a call of a broken module", c.call("c_x", "").failure(),
+	c.AwaitTools("a_x", "b_x")
+	checkContains(t, "a call of a broken module", c.Call("c_x", "").Failure(),
 		`module "c" can't be hosted: `)
-	messages, _ := c.listen()
+	messages, _ := c.Listen()
 	var stop atomic.Bool
 	var calls sync.WaitGroup
 	for i := range 4 {
 		calls.Go(func() {
 			mine := connect(t, d.URL)
 			for n := 0; !stop.Load() && !t.Failed(); n++ {
-				a := mine.call("a_x", fmt.Sprintf(`{"n":%d}`, n))
-				check(t, fmt.Sprint("failure of caller ", i), a.failure(), "")
+				a := mine.Call("a_x", fmt.Sprintf(`{"n":%d}`, n))
+				check(t, fmt.Sprint("failure of caller ", i), a.Failure(), "")
 				checkContains(t, fmt.Sprint("answer of caller ", i), a.Body,
 					fmt.Sprintf(`\"n\":%d}`, n))
 			}
@@ -94,26 +94,26 @@ func TestEditReloadsOneModule(t *testing.T) {
 	t.Cleanup(end)
 	writeFake(t, dir+"/a.usher", "good tools=x,y") // edit
 	hear(t, messages, "notifications/tools/list_changed")
-	c.awaitTools("a_x", "a_y", "b_x")
+	c.AwaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/new.usher", "good tools=x") // add
-	c.awaitTools("a_x", "a_y", "b_x", "new_x")
+	c.AwaitTools("a_x", "a_y", "b_x", "new_x")
 	must(t, os.Rename(dir+"/new.usher", dir+"/other.usher"))
-	c.awaitTools("a_x", "a_y", "b_x", "other_x")
+	c.AwaitTools("a_x", "a_y", "b_x", "other_x")
 	must(t, os.Remove(dir+"/other.usher"))
-	c.awaitTools("a_x", "a_y", "b_x")
+	c.AwaitTools("a_x", "a_y", "b_x")
 	end()
 	writeFake(t, dir+"/a.usher", "dies") // break
-	failure := c.call("a_x", "").failure()
+	failure := c.Call("a_x", "").Failure()
 	checkContains(t, "a call of the broken version", failure, `module "a" can't be hosted: `)
-	c.awaitTools("a_x", "a_y", "b_x")
+	c.AwaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/a.usher", "good tools=x,z") // repair
-	check(t, "a call of a new method", c.call("a_z", "").failure(), "")
+	check(t, "a call of a new method", c.Call("a_z", "").Failure(), "")
 	for i := range 3 {
 		name := fmt.Sprint("new", i)
 		writeFake(t, dir+"/"+name+".usher", "good tools=x")
-		check(t, "a call of "+name, c.call(name+"_x", "").failure(), "")
+		check(t, "a call of "+name, c.Call(name+"_x", "").Failure(), "")
 	}
-	checkContains(t, "an unknown tool", c.call("new0_y", "").failure(), `unknown tool "new0_y"`)
+	checkContains(t, "an unknown tool", c.Call("new0_y", "").Failure(), `unknown tool "new0_y"`)
 	writeFake(t, dir+"/a.usher", "good tools=x,handleIt")
 	wantStatus(t, "a delivery to a new method", d.deliver(t, "a/handleIt", "{}"), 200)
 	checkContains(t, "the log", d.Log.String(),
@@ -140,7 +140,7 @@ func TestEditEndsWhatItReplaces(t *testing.T) {
 	})
 	for _, tools := range []string{"tools=pid", "tools=pid,x"} {
 		writeFake(t, dir+"/a.usher", tools)
-		text := c.call("a_pid", "").text()
+		text := c.Call("a_pid", "").Text()
 		await(t, "the end of the process before "+tools, func() bool { return !processAlive(old) })
 		_, err := fmt.Sscan(text, &old)
 		must(t, err)
@@ -172,8 +172,8 @@ func TestUnknownToolWaitsForTheNextReading(t *testing.T) {
 func TestChangingListsHoldNothingUp(t *testing.T) {
 	long(t)
 	c := connect(t, startFakes(t, "own: good restless").URL)
-	c.call("own_echo", "") // its process begins to list its tools again and again
-	checkContains(t, "an unknown tool", c.call("own_y", "").failure(), `unknown tool "own_y"`)
+	c.Call("own_echo", "") // its process begins to list its tools again and again
+	checkContains(t, "an unknown tool", c.Call("own_y", "").Failure(), `unknown tool "own_y"`)
 }
 
 // An edit of a file that a module has loaded is an edit of the module, at the module's start or
@@ -206,23 +206,23 @@ func TestPartsAreFollowed(t *testing.T) {
 			write(t, dir+"/m.usher"+ending, row.module)
 			d := daemonOptions{base: base}.start(t, dir)
 			c := connect(t, d.URL)
-			c.awaitText("m_first", "", "10")
+			c.AwaitText("m_first", "", "10")
 			set(1, 101)
-			c.awaitText("m_first", "", "101")
-			c.awaitText("m_second", "", "20") // now part2 is known
+			c.AwaitText("m_first", "", "101")
+			c.AwaitText("m_second", "", "20") // now part2 is known
 			set(2, 202)
-			c.awaitText("m_second", "", "202")
+			c.AwaitText("m_second", "", "202")
 			edit(1, row.broken)
 			await(t, "the broken part", func() bool {
-				return strings.Contains(c.call("m_first", "").failure(), "can't be hosted: ")
+				return strings.Contains(c.Call("m_first", "").Failure(), "can't be hosted: ")
 			})
 			set(1, 1001)
-			c.awaitText("m_first", "", "1001")
+			c.AwaitText("m_first", "", "1001")
 			d.stop(t)
 			write(t, dir+"/"+fmt.Sprintf(row.part, 1), strings.Replace(row.broken, "N", "M", 1))
 			d = daemonOptions{base: base}.start(t, dir)
 			c = connect(t, d.URL)
-			checkContains(t, "after a restart", c.call("m_first", "").failure(), "can't be hosted: ")
+			checkContains(t, "after a restart", c.Call("m_first", "").Failure(), "can't be hosted: ")
 		})
 	}
 }
@@ -235,9 +235,9 @@ func TestFailedModuleIsTriedAgain(t *testing.T) {
 	write(t, dir+"/m.usher.py", "import package_that_comes_later\n\ndef f(): return 1\n")
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
-	checkContains(t, "without the package", c.call("m_f", "").failure(), "can't be hosted: ")
+	checkContains(t, "without the package", c.Call("m_f", "").Failure(), "can't be hosted: ")
 	write(t, dir+"/package_that_comes_later.py", "")
-	c.awaitText("m_f", "", "1")
+	c.AwaitText("m_f", "", "1")
 	check(t, "reports of the failure", d.logged("module failed"), 1)
 }
 
@@ -280,7 +280,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 		must(t, os.Truncate(dir+"/"+name, 1<<40))
 	}
 	d := startDaemon(t, dir)
-	connect(t, d.URL).awaitTools("a_x")
+	connect(t, d.URL).AwaitTools("a_x")
 	await(t, "the odd files in the log", func() bool {
 		return d.logged("it is not a regular file") == 3 && d.logged("it is larger than 1 MiB") == 2
 	})
@@ -311,7 +311,7 @@ func TestInitializeIsAnsweredAtOnce(t *testing.T) {
 		begun := time.Now()
 		c := b.open(protocols[0])
 		check(t, "the wait of initialize", time.Since(begun), 0)
-		c.tools()
+		c.Tools()
 		check(t, "the wait of a list", time.Since(begun), startupTime)
 	})
 }
@@ -375,7 +375,7 @@ func TestFailedListHidesNoTools(t *testing.T) {
 		"d: good tools=x res=r", "e: good tools=x res=r")
 	writeFake(t, dir+"/c.usher", "good toolsIn="+dir+"/tools")
 	write(t, dir+"/tools", `["bad {\"type\":\"array\"}","x"]`)
-	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "b_x", "c_x", "d_x", "e_x")
+	connect(t, startDaemon(t, dir).URL).AwaitTools("a_x", "b_x", "c_x", "d_x", "e_x")
 	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "note: prompts/list: no prompts/list",
 		"note: prompts/list: the list is larger than 16 MiB",
@@ -404,18 +404,18 @@ func TestListsBelongToProcesses(t *testing.T) {
 	writeShared(t, dir, "shared", "good tools=grow")
 	d := startDaemon(t, dir)
 	c, other := connect(t, d.URL), connect(t, d.URL)
-	c.awaitTools("own_crash", "own_grow", "shared_grow")
+	c.AwaitTools("own_crash", "own_grow", "shared_grow")
 	tools(`,"late"`)
-	events, _ := c.listen()
-	check(t, "failure", c.call("own_grow", "").failure()+
-		c.call("shared_grow", "").failure(), "")
-	check(t, "a call of the new tool at once", c.call("own_extra1", "").failure(), "")
+	events, _ := c.Listen()
+	check(t, "failure", c.Call("own_grow", "").Failure()+
+		c.Call("shared_grow", "").Failure(), "")
+	check(t, "a call of the new tool at once", c.Call("own_extra1", "").Failure(), "")
 	wantEvent(t, events, changedTools)
-	c.awaitTools("own_crash", "own_extra1", "own_grow", "own_late", "shared_extra1", "shared_grow")
-	other.awaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
-	checkContains(t, "another session's call of it", other.call("own_extra1", "").failure(), "unknown tool")
-	c.call("own_crash", "")
-	c.awaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
+	c.AwaitTools("own_crash", "own_extra1", "own_grow", "own_late", "shared_extra1", "shared_grow")
+	other.AwaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
+	checkContains(t, "another session's call of it", other.Call("own_extra1", "").Failure(), "unknown tool")
+	c.Call("own_crash", "")
+	c.AwaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
 }
 
 // An edit of a .mcp.json restarts the changed entries only. Half an edit changes nothing.
@@ -435,20 +435,20 @@ func TestConfigReloadsChangedEntries(t *testing.T) {
 	replace(entry("one", "x"), entry("two", "pid"))
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
-	c.awaitTools("one_x", "two_pid")
-	pid := c.call("two_pid", "").text()
+	c.AwaitTools("one_x", "two_pid")
+	pid := c.Call("two_pid", "").Text()
 	replace(entry("one", "x"), entry("two", "pid"), `"late":{"command":"${NOPE_NOT_SET}"}`)
 	d.awaitLog(t, "module=late kind=.mcp.json")
 	replace(`"one":{`) // half an edit
 	d.awaitLog(t, "at line 1")
-	c.awaitTools("one_x", "two_pid")
+	c.AwaitTools("one_x", "two_pid")
 	must(t, os.Mkdir(dir+"/sub", 0o755))
 	in := fmt.Sprintf(`"three":{"command":%q,"env":{%q:"good tools=env"},"cwd":"sub"}`,
 		exe, runAsFake)
 	replace(entry("one", "y"), entry("two", "pid"), in)
-	c.awaitTools("one_y", "three_env", "two_pid")
-	check(t, "PWD", c.call("three_env", `{"name":"PWD"}`).text(), "true "+dir+"/sub")
-	check(t, "the process of an unchanged entry", c.call("two_pid", "").text(), pid)
+	c.AwaitTools("one_y", "three_env", "two_pid")
+	check(t, "PWD", c.Call("three_env", `{"name":"PWD"}`).Text(), "true "+dir+"/sub")
+	check(t, "the process of an unchanged entry", c.Call("two_pid", "").Text(), pid)
 }
 
 // A panic ends one scan of the workspace. The next one happens.

@@ -24,10 +24,10 @@ func TestSilentCallBecomesAStream(t *testing.T) {
 			"application/json": "application/json",
 		} {
 			runInBubble(t, version+", "+accept, func(t *testing.T, b *bubble) {
-				req := b.modernPOST("1", "tools/call", params)
+				req := b.ModernPOST("1", "tools/call", params)
 				if version != statelessProtocol {
 					c := b.open(version)
-					req = c.asking("tools/call", params)
+					req = c.Asking("tools/call", params)
 				}
 				req.Header.Set("Accept", accept)
 				x := b.begin(req)
@@ -60,16 +60,16 @@ func TestIdleStreamsAreKeptAlive(t *testing.T) {
 		begins  string
 	}{
 		"2025-11-25": {
-			func(b *bubble) *http.Request { return b.open("2025-11-25").getRequest() },
+			func(b *bubble) *http.Request { return b.open("2025-11-25").GetRequest() },
 			`^:\n\n$`,
 		},
 		"HTTP+SSE": {
-			func(b *bubble) *http.Request { return b.getRequest() },
+			func(b *bubble) *http.Request { return b.GetRequest() },
 			`^:\n\nevent: endpoint\ndata: \S+\n\n$`,
 		},
 		"2026-07-28": {
 			func(b *bubble) *http.Request {
-				return b.modernPOST("1", "subscriptions/listen", `{"notifications":{}}`)
+				return b.ModernPOST("1", "subscriptions/listen", `{"notifications":{}}`)
 			},
 			`^:\n\nevent: message\ndata: \S+acknowledged\S+\n\n$`,
 		},

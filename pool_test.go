@@ -171,16 +171,16 @@ func TestCrashedProcessGetsNoCall(t *testing.T) {
 func TestProcessPerSession(t *testing.T) {
 	long(t)
 	d := startFakes(t, "own: good", "all: shared good")
-	own := func(c *testClient) string { return c.call("own_pid", "").text() }
+	own := func(c *testClient) string { return c.Call("own_pid", "").Text() }
 	a, b, c := connect(t, d.URL), connect(t, d.URL), connect(t, d.URL)
 	ofA, ofB, ofC := own(a), own(b), own(c)
 	check(t, "sessions share a process", ofA == ofB || ofB == ofC || ofA == ofC, false)
 	check(t, "the next call's process", own(a), ofA)
-	shared := a.call("all_pid", "").text()
-	check(t, "the process of a shared module", b.call("all_pid", "").text(), shared)
-	checkContains(t, "a crash", a.call("own_crash", "").failure(), "crashed")
+	shared := a.Call("all_pid", "").Text()
+	check(t, "the process of a shared module", b.Call("all_pid", "").Text(), shared)
+	checkContains(t, "a crash", a.Call("own_crash", "").Failure(), "crashed")
 	check(t, "another session's process after the crash", own(b), ofB)
-	b.end()
+	b.End()
 	pid, _ := strconv.Atoi(ofB)
 	await(t, "the end of a session's process", func() bool { return !processAlive(pid) })
 	check(t, "another session's process after that", own(c), ofC)
@@ -534,13 +534,13 @@ func TestWaitingCallsEnd(t *testing.T) {
 				}
 				claim := newClaimFor(t, b.base, "/w")
 				c := b.openScoped(claim.Code.Reveal())
-				stream := b.begin(c.getRequest())
+				stream := b.begin(c.GetRequest())
 				defer stream.hangUp()
 				synctest.Wait()
 				var calls []*exchange
 				for range tt.made + tt.waiting {
 					calls = append(calls,
-						b.begin(c.asking(tt.method, tt.params)))
+						b.begin(c.Asking(tt.method, tt.params)))
 					synctest.Wait() // so that they wait in this order
 				}
 				check(t, "calls before the revoke", strings.Count(b.hears(), tt.method),
@@ -550,7 +550,7 @@ func TestWaitingCallsEnd(t *testing.T) {
 					_, text := calls[0].got()
 					_, question, _ := strings.Cut(text, "data: {")
 					id := field("{"+question, "id")
-					c.post(string(encodeResult(id,
+					c.Post(string(encodeResult(id,
 						members(askAnswer("yes")("elicitation/create", nil)))))
 				}
 				isRefused := func(x *exchange) bool {
@@ -578,9 +578,9 @@ func TestCrashingModuleIsHeldBack(t *testing.T) {
 	long(t)
 	c := oneFake(t)
 	for range 20 {
-		if a := c.call("a_crash", ""); strings.Contains(a.failure(), "keeps crashing") {
+		if a := c.Call("a_crash", ""); strings.Contains(a.Failure(), "keeps crashing") {
 			await(t, "the module to be started again", func() bool {
-				return c.call("a_echo", "").failure() == ""
+				return c.Call("a_echo", "").Failure() == ""
 			})
 			return
 		}
@@ -685,8 +685,8 @@ func TestSlowCallsAreLogged(t *testing.T) {
 		var log output
 		b.m.pool.log = logTo(&log)
 		c := b.open(protocols[0])
-		call := c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`)
-		x := b.begin(c.request("POST", call))
+		call := c.Message("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`)
+		x := b.begin(c.Request("POST", call))
 		pass(slowCall - time.Second)
 		check(t, "before that time", log.String(), "")
 		pass(2 * time.Minute)

@@ -54,18 +54,18 @@ func endDaemon(t *testing.T, bin string, end syscall.Signal) {
 	for _, name := range names {
 		tool := name + "_handleContact"
 		await(t, tool, func() bool {
-			return c.call(tool, `{"email":"x","message":"y"}`).failure() == ""
+			return c.Call(tool, `{"email":"x","message":"y"}`).Failure() == ""
 		})
 	}
-	await(t, "the fake", func() bool { return c.call("child_x", "").failure() == "" })
+	await(t, "the fake", func() bool { return c.Call("child_x", "").Failure() == "" })
 	write(t, dir+"/built.usher.go", goHead)
 	await(t, "the build", func() bool {
 		return strings.Count(processes(), "sleep 1000") == 2
 	})
-	c.call("child_x", "") // meanwhile, the daemon tells the guard of the build
+	c.Call("child_x", "") // meanwhile, the daemon tells the guard of the build
 	_, noShell := exec.LookPath("sh")
 	if end == syscall.SIGKILL && noShell == nil { // others wait for the call
-		go c.http.Do(c.asking("tools/call", `{"name":"wait_wait_"}`))
+		go c.HTTP.Do(c.Asking("tools/call", `{"name":"wait_wait_"}`))
 		await(t, "the function", func() bool {
 			return strings.Contains(processes(), "sleep 600")
 		})

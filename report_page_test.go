@@ -36,13 +36,13 @@ func pageModules(t *testing.T) (dir string) {
 func getPage(t *testing.T, url, path string, present presenter) answer {
 	t.Helper()
 	c := newClient(t, url)
-	req := c.request("GET", "")
+	req := c.Request("GET", "")
 	req.URL.Path = path
 	req.Header = http.Header{"Accept": {pageAccept}, "Sec-Fetch-Mode": {"navigate"},
 		"Sec-Fetch-Dest": {"document"},
 		"Sec-Fetch-Site": {"cross-site"}}
 	present(req)
-	return c.do(req)
+	return c.Do(req)
 }
 
 // What a page shows: everything, the project, or none of the modules.

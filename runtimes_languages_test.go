@@ -26,10 +26,10 @@ func TestShimGolden(t *testing.T) {
 			t.Run(filepath.Base(file), func(t *testing.T) {
 				t.Parallel()
 				p := startFile(t, file)
-				about := firstSentence(stringField(p.request("initialize", `{}`),
+				about := firstSentence(stringField(p.Request("initialize", `{}`),
 					"instructions"))
-				tools := field(p.request("tools/list", `{}`), "tools")
-				p.end()
+				tools := field(p.Request("tools/list", `{}`), "tools")
+				p.End()
 				checkGolden(t, golden,
 					object{{"about", quote(about)}, {"tools", tools}}.encode())
 			})
@@ -60,49 +60,49 @@ func TestModuleAsks(t *testing.T) {
 				p.testAsksInTurn(kind)
 				// A call that is cancelled while it asks ends.
 				id := fmt.Sprintf(`"w%d"`, i)
-				p.sendCall(id, "wait"+kind, "{}")
-				ask := p.nextAsk(id, "roots/list", "")
-				p.cancelCall(id)
-				p.reply(ask, "{}")
+				p.SendCall(id, "wait"+kind, "{}")
+				ask := p.NextAsk(id, "roots/list", "")
+				p.CancelCall(id)
+				p.Reply(ask, "{}")
 				await(t, "the end of wait"+kind, func() bool {
-					return strings.Contains(p.call("seen", "{}"), tt.seen[i]) && p.cancelled[id]
+					return strings.Contains(p.Call("seen", "{}"), tt.seen[i]) && p.Cancelled[id]
 				})
 			}
-			p.sendCall("8", "wait", "{}")
-			p.sendCall("10", "wait_async", "{}")
-			p.next()
-			p.next()
-			for line := range strings.Lines(p.end()) { // Go answers at its end
+			p.SendCall("8", "wait", "{}")
+			p.SendCall("10", "wait_async", "{}")
+			p.Next()
+			p.Next()
+			for line := range strings.Lines(p.End()) { // Go answers at its end
 				checkContains(t, "after the end", line, "context canceled")
 			}
-			checkOmits(t, "the log", p.stderr.String(), "never", "in drain")
+			checkOmits(t, "the log", p.Stderr.String(), "never", "in drain")
 		})
 	}
 }
 
 // testAsks asks by the method ask+kind, and replies with results and errors.
 func (p *modulePeer) testAsks(kind, refused string) {
-	p.t.Helper()
+	p.T.Helper()
 	// Replies that no call waits for are passed over.
-	p.reply(`"ask-1"`, "{}")
+	p.Reply(`"ask-1"`, "{}")
 	for _, row := range []struct{ id, item, params string }{
 		{`"é\"7"`, `{"ask":"m","params":{}}`, `{"_meta":{"usher/call":"é\"7"}}`},
 		{`8`, `{"ask":"m","params":{"a":[1.5,{"b":null}],"_meta":{"c":"<d>"}}}`,
 			`{"a":[1.5,{"b":null}],"_meta":{"c":"<d>","usher/call":8}}`},
 	} {
-		p.sendCall(row.id, "ask"+kind, `{"item":`+row.item+`}`)
-		ask := p.nextAsk(row.id, "m", row.params)
-		p.reply(ask, `{"é<":1}`)
-		p.reply(ask, `{"é<":2}`)
-		p.wantAnswer(row.id, `{"é<":1}`)
+		p.SendCall(row.id, "ask"+kind, `{"item":`+row.item+`}`)
+		ask := p.NextAsk(row.id, "m", row.params)
+		p.Reply(ask, `{"é<":1}`)
+		p.Reply(ask, `{"é<":2}`)
+		p.WantAnswer(row.id, `{"é<":1}`)
 	}
-	p.sendCall("1", "ask"+kind, `{"item":{"ask":"m"}}`)
-	p.replyError(p.nextAsk("1", "m", ""),
+	p.SendCall("1", "ask"+kind, `{"item":{"ask":"m"}}`)
+	p.ReplyError(p.NextAsk("1", "m", ""),
 		`{"code":-32601,"message":"no <way>","data":{"n":[1]}}`)
-	p.wantAnswer("1", `"no <way>"`)
+	p.WantAnswer("1", `"no <way>"`)
 	for _, params := range []string{`[1]`, `"text"`, `1`, `true`, refused} {
-		got := p.call("ask"+kind, `{"item":{"ask":"m","params":`+params+`}}`)
-		checkContains(p.t, "params "+params, got, `ask: params`, `must be an object`,
+		got := p.Call("ask"+kind, `{"item":{"ask":"m","params":`+params+`}}`)
+		checkContains(p.T, "params "+params, got, `ask: params`, `must be an object`,
 			`"isError":true`)
 	}
 }
@@ -110,29 +110,29 @@ func (p *modulePeer) testAsks(kind, refused string) {
 // testAsksInTurn has a method ask again after a refusal and after an answer, and
 // two calls ask at once.
 func (p *modulePeer) testAsksInTurn(kind string) {
-	p.t.Helper()
-	p.sendCall("1", "careful"+kind, `{"item":{"ask":"m"}}`)
-	p.replyError(p.nextAsk("1", "m", ""), `{"code":1,"message":"not now"}`)
-	p.reply(p.nextAsk("1", "again", ""), `{"text":"yes"}`)
-	p.wantAnswer("1", "not now, then yes")
+	p.T.Helper()
+	p.SendCall("1", "careful"+kind, `{"item":{"ask":"m"}}`)
+	p.ReplyError(p.NextAsk("1", "m", ""), `{"code":1,"message":"not now"}`)
+	p.Reply(p.NextAsk("1", "again", ""), `{"text":"yes"}`)
+	p.WantAnswer("1", "not now, then yes")
 
-	p.sendCall("3", "twice"+kind, `{}`)
-	p.reply(p.nextAsk("3", "first", ""), `{"n":1}`)
-	line := p.next()
+	p.SendCall("3", "twice"+kind, `{}`)
+	p.Reply(p.NextAsk("3", "first", ""), `{"n":1}`)
+	line := p.Next()
 	if strings.Contains(line, "notifications/message") { // what some yield in between
-		line = p.next()
+		line = p.Next()
 	}
-	p.reply(string(field(line, "id")), `{"n":2}`)
-	p.wantAnswer("3", `[{\"n\":1},null,{\"n\":2}]`)
+	p.Reply(string(field(line, "id")), `{"n":2}`)
+	p.WantAnswer("3", `[{\"n\":1},null,{\"n\":2}]`)
 
-	p.sendCall("4", "ask"+kind, `{"item":{"ask":"a"}}`)
-	a := p.nextAsk("4", "a", "")
-	p.sendCall(`"4"`, "ask"+kind, `{"item":{"ask":"b"}}`)
-	b := p.nextAsk(`"4"`, "b", "")
-	p.reply(b, `{"for":"b"}`)
-	p.wantAnswer(`"4"`, `{"for":"b"}`)
-	p.reply(a, `{"for":"a"}`)
-	p.wantAnswer("4", `{"for":"a"}`)
+	p.SendCall("4", "ask"+kind, `{"item":{"ask":"a"}}`)
+	a := p.NextAsk("4", "a", "")
+	p.SendCall(`"4"`, "ask"+kind, `{"item":{"ask":"b"}}`)
+	b := p.NextAsk(`"4"`, "b", "")
+	p.Reply(b, `{"for":"b"}`)
+	p.WantAnswer(`"4"`, `{"for":"b"}`)
+	p.Reply(a, `{"for":"a"}`)
+	p.WantAnswer("4", `{"for":"a"}`)
 }
 
 // The same module does the same in each language that a shim runs.
@@ -145,7 +145,7 @@ func TestLanguagesAreHostedAlike(t *testing.T) {
 			dir := t.TempDir()
 			copyFiles(t, "testdata/hosted", dir, file)
 			c := connect(t, startDaemon(t, dir).URL)
-			c.awaitTools("m_add", "m_crash", "m_walk")
+			c.AwaitTools("m_add", "m_crash", "m_walk")
 			for _, row := range []struct{ tool, arguments, want string }{
 				{"m_add", `{"by":2}`, `{"count":2}`},
 				{"m_add", `{"by":"2"}`, `parameter "by": want integer, got string`},
@@ -153,10 +153,10 @@ func TestLanguagesAreHostedAlike(t *testing.T) {
 					`module "m" crashed (exit status 3); the next call starts it again`},
 				{"m_add", ``, `{"count":1}`},
 			} {
-				check(t, row.tool+row.arguments, c.call(row.tool, row.arguments).text(),
+				check(t, row.tool+row.arguments, c.Call(row.tool, row.arguments).Text(),
 					row.want)
 			}
-			a := c.ask("tools/call",
+			a := c.Ask("tools/call",
 				`{"name":"m_walk","arguments":{"steps":2},"_meta":{"progressToken":"mine"}}`)
 			var progress []string
 			for _, event := range a.Events[:len(a.Events)-1] {
@@ -166,7 +166,7 @@ func TestLanguagesAreHostedAlike(t *testing.T) {
 					stringField(params, "data"))
 			}
 			check(t, "progress", progress, []string{"mine1", "step 0", "mine2", "step 1"})
-			check(t, "the result after progress", a.text(), "there")
+			check(t, "the result after progress", a.Text(), "there")
 		})
 	}
 }
@@ -185,10 +185,10 @@ func TestLanguagesTakeAndReturnAlike(t *testing.T) {
 	}
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
-	c.awaitTools(slices.Sorted(slices.Values(tools))...)
-	for _, tool := range c.tools() {
+	c.AwaitTools(slices.Sorted(slices.Values(tools))...)
+	for _, tool := range c.Tools() {
 		name, method, _ := strings.Cut(tool, "_")
-		a := c.call(tool, `{"a":1,"b":2}`)
+		a := c.Call(tool, `{"a":1,"b":2}`)
 		want := "1"
 		switch method {
 		case "one":
@@ -202,8 +202,8 @@ func TestLanguagesTakeAndReturnAlike(t *testing.T) {
 			sent := d.deliver(t, name+"/handleDraw", `{}`)
 			wantAnswer(t, sent, 200, "image/png", "\x89PNG\r\n\x1a\n")
 		}
-		checkContains(t, tool, a.text(), want)
-		check(t, tool+" returns an image", strings.Contains(a.text(), `"type":"image"`), want[0] == '"')
+		checkContains(t, tool, a.Text(), want)
+		check(t, tool+" returns an image", strings.Contains(a.Text(), `"type":"image"`), want[0] == '"')
 	}
 }
 
@@ -220,10 +220,10 @@ func TestCancelledCallsEnd(t *testing.T) {
 	}
 	d := startDaemon(t, dir, "-call-timeout", (cancelTimeout + 2*time.Second).String())
 	c := connect(t, d.URL)
-	c.awaitTools(tools...)
+	c.AwaitTools(tools...)
 	pidOf := func(name string) (pid int) {
 		await(t, name+"_pid", func() bool {
-			_, err := fmt.Sscan(c.call(name+"_pid", "").text(), &pid)
+			_, err := fmt.Sscan(c.Call(name+"_pid", "").Text(), &pid)
 			return err == nil && pid > 0
 		})
 		return pid
@@ -233,9 +233,9 @@ func TestCancelledCallsEnd(t *testing.T) {
 		all.Go(func() {
 			first := pidOf(name)
 			id := string(quote(name))
-			all.Go(func() { c.post(rpcAs(id, "tools/call", `{"name":"`+name+`_spin"}`)) })
+			all.Go(func() { c.Post(rpcAs(id, "tools/call", `{"name":"`+name+`_spin"}`)) })
 			d.awaitLog(t, name+" spins")
-			c.cancel(id)
+			c.Cancel(id)
 			next := pidOf(name)
 			check(t, name+" was ended", next != first, strings.HasPrefix(name, "stuck"))
 			if strings.HasPrefix(name, "busy") {

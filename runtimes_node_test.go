@@ -51,11 +51,11 @@ func TestNodeResults(t *testing.T) {
 		{"unknownValue", `{}`, shownFailure("unknown yield of number" + known)},
 	} {
 		t.Run(row.tool, func(t *testing.T) {
-			check(t, "result of "+row.arguments, p.call(row.tool, row.arguments), row.want)
+			check(t, "result of "+row.arguments, p.Call(row.tool, row.arguments), row.want)
 		})
 	}
-	check(t, "output after the end", p.end(), "")
-	checkContains(t, "stderr", p.stderr.String(), "printed while loading",
+	check(t, "output after the end", p.End(), "")
+	checkContains(t, "stderr", p.Stderr.String(), "printed while loading",
 		"by console.log\n", "by process.stdout\n",
 		"by an import of stdout\n", "by its number", "by a child\n",
 		"RangeError: no <way>\v    at ", "[cause]: RangeError: inner\v",
@@ -66,16 +66,16 @@ func TestNodeResults(t *testing.T) {
 func TestNodeConfirmsCancellation(t *testing.T) {
 	long(t)
 	p := startFile(t, "testdata/node/calls.usher.js")
-	p.sendCall("1", "endless", `{}`)
-	p.sendCall("2", "sleep", `{"ms":50}`)
+	p.SendCall("1", "endless", `{}`)
+	p.SendCall("2", "sleep", `{"ms":50}`)
 	for _, id := range []string{"1", "2", "3"} {
-		p.cancelCall(id)
+		p.CancelCall(id)
 	}
-	check(t, "another call", p.call("sleep", `{"ms":100}`), shownText("slept"))
-	check(t, "how it ended", p.call("howEnded", `{}`), shownText("returned"))
-	p.checkCancelled("1", "2")
-	p.sendCall("8", "sleep", `{"ms":600000}`) // does not keep the process
-	check(t, "output after the end", p.end(), "")
+	check(t, "another call", p.Call("sleep", `{"ms":100}`), shownText("slept"))
+	check(t, "how it ended", p.Call("howEnded", `{}`), shownText("returned"))
+	p.CheckCancelled("1", "2")
+	p.SendCall("8", "sleep", `{"ms":600000}`) // does not keep the process
+	check(t, "output after the end", p.End(), "")
 }
 
 // A function with several parameters is reported and not offered: a method gets one object.
@@ -154,8 +154,8 @@ func TestNodeTypeScript(t *testing.T) {
 	write(t, file,
 		"import { twice } from './lib.ts'\nexport const f = ({ a }: { a: string }): string => twice(a)\n")
 	p := startFile(t, file)
-	check(t, "result", p.call("f", `{"a":"x"}`), shownText("xx"))
-	p.end()
+	check(t, "result", p.Call("f", `{"a":"x"}`), shownText("xx"))
+	p.End()
 	failsWith("\nexport const f = (p: { a string }) => 1", ":2: SyntaxError: ")
 	failsWith("\n\nenum E { A }\nexport const f = 1",
 		":3: SyntaxError: TypeScript enum is not supported in "+
@@ -185,9 +185,9 @@ func TestNodeModuleSystems(t *testing.T) {
 				write(t, dir+"/package.json", row.pkg)
 			}
 			p := startFile(t, dir+"/m.usher.js")
-			check(t, "tools", len(p.tools()), 1)
-			check(t, "result", p.call("f", `{}`), shownText("f"))
-			p.end()
+			check(t, "tools", len(p.Tools()), 1)
+			check(t, "result", p.Call("f", `{}`), shownText("f"))
+			p.End()
 			if files := folderNames(t, dir); len(files) > 2 {
 				t.Errorf("files beside the module: %v", files)
 			}

@@ -71,14 +71,14 @@ func TestPythonParameters(t *testing.T) {
 			`{"name":"none","webhook":{"method":"POST"}}`},
 	} {
 		t.Run(row.tool+row.arguments, func(t *testing.T) {
-			check(t, "result", p.callText(row.tool, row.arguments), row.want)
+			check(t, "result", p.CallText(row.tool, row.arguments), row.want)
 		})
 	}
 	deep := strings.Repeat("[", 60000) + strings.Repeat("]", 60000)
-	checkContains(t, "deep arguments", p.callText("echo", `{"anything":`+deep+`}`),
+	checkContains(t, "deep arguments", p.CallText("echo", `{"anything":`+deep+`}`),
 		`reading the arguments: `)
-	p.call("echo", `{"n":`+strings.Repeat("1", 5000)+`}`) // its version decides what becomes of it
-	p.end()
+	p.Call("echo", `{"n":`+strings.Repeat("1", 5000)+`}`) // its version decides what becomes of it
+	p.End()
 }
 
 // A value, an exception and a print of a Python method become results, errors and lines of
@@ -117,7 +117,7 @@ func TestPythonResults(t *testing.T) {
 		"a-method-unseen": `{"code":-32601,"message":"unknown method or tool in tools/call"}`,
 	} {
 		t.Run(tool, func(t *testing.T) {
-			got := p.call(tool, "{}")
+			got := p.Call(tool, "{}")
 			if strings.HasPrefix(want, "{") {
 				check(t, "result", got, want)
 			} else {
@@ -125,10 +125,10 @@ func TestPythonResults(t *testing.T) {
 			}
 		})
 	}
-	check(t, "a decorated method", p.call("wrapped", `{"n":3}`), shownText("3"))
-	check(t, "bytes of a large result", len(p.callText("large", `{"mib":5}`)), 5<<20)
-	p.end()
-	log := p.stderr.String()
+	check(t, "a decorated method", p.Call("wrapped", `{"n":3}`), shownText("3"))
+	check(t, "bytes of a large result", len(p.CallText("large", `{"mib":5}`)), 5<<20)
+	p.End()
+	log := p.Stderr.String()
 	checkContains(t, "the log", log, "at the top level\n", "printed \\ud800\n",
 		"original\n", "descriptor\n", "child\n",
 		"calls.usher.py\", line ", "ValueError: no <way>\n", "ZeroDivisionError")
@@ -140,37 +140,37 @@ func TestPythonConfirmsCancellation(t *testing.T) {
 	long(t)
 	p := startFile(t, pythonCalls)
 	for i, tool := range []string{"wait", "generate", "generate_async"} {
-		p.sendCall(strconv.Itoa(i), tool, "{}")
+		p.SendCall(strconv.Itoa(i), tool, "{}")
 	}
 	await(t, "the call to wait", func() bool {
-		return strings.Contains(p.call("seen", "{}"), "waits")
+		return strings.Contains(p.Call("seen", "{}"), "waits")
 	})
-	p.cancelCall("0")
+	p.CancelCall("0")
 	await(t, "the answer to the cancelled coroutine", func() bool {
-		got := p.call("seen", "{}")
-		check(t, "it is answered after its end", p.cancelled["0"] &&
+		got := p.Call("seen", "{}")
+		check(t, "it is answered after its end", p.Cancelled["0"] &&
 			!strings.Contains(got, "cancelled"), false)
-		return p.cancelled["0"]
+		return p.Cancelled["0"]
 	})
-	p.sendCall(`"s"`, "sleep", `{"seconds":0.5}`)
+	p.SendCall(`"s"`, "sleep", `{"seconds":0.5}`)
 	for _, id := range []string{"1", "2", `"s"`, "77"} {
-		p.cancelCall(id)
+		p.CancelCall(id)
 	}
-	p.sendCall("8", "wait", "{}")
-	p.cancelCall("8") // maybe before its first step
+	p.SendCall("8", "wait", "{}")
+	p.CancelCall("8") // maybe before its first step
 	await(t, "the end of all that was cancelled", func() bool {
-		got := p.call("seen", "{}")
+		got := p.Call("seen", "{}")
 		return strings.Contains(got, "cancelled") &&
 			strings.Contains(got, `closed\",\"closed async`)
 	})
-	check(t, "another call", p.call("sleep", `{"seconds":0.6}`), shownText("slept"))
-	p.checkCancelled(`"s"`, "0", "1", "2", "8")
+	check(t, "another call", p.Call("sleep", `{"seconds":0.6}`), shownText("slept"))
+	p.CheckCancelled(`"s"`, "0", "1", "2", "8")
 	// Calls under way don't keep the process.
-	p.sendCall("9", "wait", "{}")
-	p.sendCall("10", "sleep", `{"seconds":600}`)
-	p.request("tools/list", "{}")
-	check(t, "output after the end", p.end(), "")
-	checkOmits(t, "the log", p.stderr.String(), "Traceback", "never awaited")
+	p.SendCall("9", "wait", "{}")
+	p.SendCall("10", "sleep", `{"seconds":600}`)
+	p.Request("tools/list", "{}")
+	check(t, "output after the end", p.End(), "")
+	checkOmits(t, "the log", p.Stderr.String(), "Traceback", "never awaited")
 }
 
 // A file that can't be loaded ends the shim with one line, which names the file's line.
@@ -214,12 +214,12 @@ func TestPythonModuleFindsItsNeighbors(t *testing.T) {
 	copyFiles(t, "testdata/python/hosted", dir, "m.usher.py", "neighbor.py")
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
-	c.awaitTools("m_large", "m_small", "m_where")
-	check(t, "small", c.call("m_small", "").failure(), "KeyError: 'x'")
+	c.AwaitTools("m_large", "m_small", "m_where")
+	check(t, "small", c.Call("m_small", "").Failure(), "KeyError: 'x'")
 	d.awaitLog(t, `line="Traceback (most recent call last):\n  File \"`+dir+
 		`/m.usher.py\", line 5, in small\n`)
-	check(t, "where", c.call("m_where", "").text(), `["m.usher.py","m_usher",true,5]`)
-	check(t, "large", c.call("m_large", "").failure(),
+	check(t, "where", c.Call("m_where", "").Text(), `["m.usher.py","m_usher",true,5]`)
+	check(t, "large", c.Call("m_large", "").Failure(),
 		"the module's answer can't be read: it is larger than 64 MiB")
 	check(t, "files", folderNames(t, dir), []string{"m.usher.py", "neighbor.py"})
 }
@@ -269,7 +269,7 @@ func TestPythonDependencies(t *testing.T) {
 	}
 	wants := func(what, want string) {
 		t.Helper()
-		checkContains(t, what, c.call("m_f", "").text(), want)
+		checkContains(t, what, c.Call("m_f", "").Text(), want)
 	}
 	const good = `dependencies = ["here>=1"]`
 	save(good, "import here\ndef f(): return here.version\n")

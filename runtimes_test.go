@@ -286,7 +286,7 @@ func TestEnvFileIsReadAtEachStart(t *testing.T) {
 	write(t, file, "# none\r\n\r\n A=\"1\"=2 \nB=file\nA_WEBHOOK_SECRET=s\n")
 	d := startDaemon(t, dir)
 	value := func(name string) string { // in a process of its own
-		return connect(t, d.URL).call("m_env", `{"name":"`+name+`"}`).text()
+		return connect(t, d.URL).Call("m_env", `{"name":"`+name+`"}`).Text()
 	}
 	for name, want := range map[string]string{
 		"A": `true "1"=2`, "B": "true entry", "A_WEBHOOK_SECRET": "false ", "B_SIGNING_SECRET": "false ",

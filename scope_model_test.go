@@ -231,11 +231,11 @@ func (w *walk) judge(s *walkSession, p showing) (folder, refusal string) {
 // ask makes a request, and waits for its answer.
 func (w *walk) ask(s *walkSession, p showing, method, params string) answer {
 	if s.stateless {
-		return s.do(p.in(s.modernPOST("1", method, params)))
+		return s.Do(p.in(s.ModernPOST("1", method, params)))
 	}
-	a := s.do(p.in(s.asking(method, params)))
+	a := s.Do(p.in(s.Asking(method, params)))
 	for a.Status == 202 {
-		if msg := wantEvent(w.t, s.events).msg(); field(msg, "id") != nil {
+		if msg := wantEvent(w.t, s.events).Msg(); field(msg, "id") != nil {
 			a = answer{Status: 200, Events: []json.RawMessage{msg}}
 		}
 	}
@@ -255,7 +255,7 @@ func (w *walk) check(what string, s *walkSession, p showing, got, want string) {
 // list lists the tools.
 func (w *walk) list(s *walkSession, p showing) {
 	want := w.wantList(w.judge(s, p))
-	w.check("a list", s, p, w.ask(s, p, "tools/list", "").toolNames(), want)
+	w.check("a list", s, p, w.ask(s, p, "tools/list", "").ToolNames(), want)
 }
 
 // wantList returns what a list should contain, or the status of its refusal.
@@ -277,7 +277,7 @@ func (w *walk) call(s *walkSession, p showing) {
 		want = notThere
 	}
 	a := w.ask(s, p, "tools/call", `{"name":"`+tool+`"}`)
-	got, _, _ := strings.Cut(a.failure(), ":")
+	got, _, _ := strings.Cut(a.Failure(), ":")
 	if strings.HasPrefix(got, notThere) {
 		got = notThere
 	} else if a.Status != 200 {
@@ -298,7 +298,7 @@ func status(a answer) string {
 func (w *walk) begin() {
 	s, p := &walkSession{testClient: w.client()}, w.presentation()
 	_, refusal := w.judge(s, p)
-	a := s.begin(initialize, func(r *http.Request) { p.in(r) })
+	a := s.Begin(initialize, func(r *http.Request) { p.in(r) })
 	w.add("initialize", s, p, status(a), refusal)
 }
 
@@ -330,11 +330,11 @@ func (s *walkSession) close() {
 func (w *walk) openSSE(p showing) {
 	s := &walkSession{testClient: w.client(), modelSession: modelSession{sse: true}}
 	_, refusal := w.model.judge(&s.modelSession, p.code)
-	res, events, hangUp := openStream(w.t, p.in(s.getRequest()))
+	res, events, hangUp := openStream(w.t, p.in(s.GetRequest()))
 	s.events, s.hangUp = events, hangUp
 	got := status(answer{Status: res.StatusCode})
 	if got == "" {
-		at, err := res.Request.URL.Parse(wantEvent(w.t, events).data)
+		at, err := res.Request.URL.Parse(wantEvent(w.t, events).Data)
 		must(w.t, err)
 		s.URL = at.String()
 	}
@@ -348,9 +348,9 @@ func (w *walk) foreign(s *walkSession, p showing) {
 	}
 	c := &walkSession{testClient: w.client()}
 	c.URL += "?sessionId=" + s.Session
-	req := c.request(pickOne(w, []string{"POST", "DELETE"}),
-		c.message("tools/list", ""))
-	w.check("a foreign address", s, p, status(c.do(p.in(req))), "404")
+	req := c.Request(pickOne(w, []string{"POST", "DELETE"}),
+		c.Message("tools/list", ""))
+	w.check("a foreign address", s, p, status(c.Do(p.in(req))), "404")
 	w.list(s, showing{})
 }
 
@@ -361,7 +361,7 @@ func (w *walk) end(s *walkSession, p showing) {
 		s.deleted = true
 		refusal = ""
 	}
-	w.check("DELETE", s, p, status(s.do(p.in(s.request("DELETE", "")))), refusal)
+	w.check("DELETE", s, p, status(s.Do(p.in(s.Request("DELETE", "")))), refusal)
 }
 
 // changeClaims makes, ends or restores a claim, or makes the claims unreadable.

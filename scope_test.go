@@ -185,7 +185,7 @@ func TestScopeTable(t *testing.T) {
 	}
 	good := "[" + record(p, "/proj", time.Hour) + "," + record(o, "/other", time.Hour) + ","
 	d.putClaims(good + record(g, "/projX", time.Hour) + "]")
-	check(t, "the claim to be revoked", alone.sees(inHeader(g)), "c_x") // and the other was never used
+	check(t, "the claim to be revoked", alone.Sees(inHeader(g)), "c_x") // and the other was never used
 	check(t, "another claim by HTTP+SSE",
 		listTools(connectSSE(t, d.URL, inHeader(p)).testClient, inHeader(o)), "400")
 	d.putClaims(good + record(x, "/projX", -time.Second) + "]")
@@ -194,17 +194,17 @@ func TestScopeTable(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			c, a := openSession(t, d.URL, row.present)
 			want := cmp.Or(seen[row.counts], seesAll)
-			about := stringField(a.result(), "instructions")
+			about := stringField(a.Result(), "instructions")
 			check(t, "the instructions name c", strings.Contains(about, "- c:"),
 				want == seesAll)
 			checkContains(t, "instructions", about, "- ")
 			checkSees(t, "it sees", c, want)
-			modern := alone.modern("tools/call", `{"name":"c_x"}`, row.present)
+			modern := alone.Modern("tools/call", `{"name":"c_x"}`, row.present)
 			if row.refused {
 				checkRefused(t, modern, "unknown or has ended")
 			} else {
-				check(t, "without a session it sees", alone.sees(row.present), want)
-				check(t, "it calls c_x", modern.failure() == "", want == seesAll)
+				check(t, "without a session it sees", alone.Sees(row.present), want)
+				check(t, "it calls c_x", modern.Failure() == "", want == seesAll)
 			}
 			scoped := d.session(inHeader(o))
 			want = cmp.Or(seen[row.counts], seesOther)
@@ -216,7 +216,7 @@ func TestScopeTable(t *testing.T) {
 	for _, row := range presentations(p, o, g, x) {
 		t.Run("with claims required/"+row.name, func(t *testing.T) {
 			if row.counts != "" {
-				check(t, "it sees", alone.sees(row.present), seen[row.counts])
+				check(t, "it sees", alone.Sees(row.present), seen[row.counts])
 				return
 			}
 			says := "a claim code is required"
@@ -225,7 +225,7 @@ func TestScopeTable(t *testing.T) {
 			}
 			_, a := openSession(t, d.URL, row.present)
 			checkRefused(t, a, says)
-			checkRefused(t, alone.modern("tools/list", "", row.present), says)
+			checkRefused(t, alone.Modern("tools/list", "", row.present), says)
 		})
 	}
 	d.hidesCodes(t, p, o, g, x, "ABCDEF")
@@ -242,20 +242,20 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 	writeFakes(t, p.dir, "other/rich: good tools=tell res=rich",
 		"other/a: good tools=x") // so that the bare name is ambiguous
 	free := p.session()
-	free.awaitTools("b_x", "c_x", "other-a_x", "proj-a_pid", "proj-a_sleep", "proj-a_x",
+	free.AwaitTools("b_x", "c_x", "other-a_x", "proj-a_pid", "proj-a_sleep", "proj-a_x",
 		"rich_tell")
 	present := inHeader(p.code("/proj"))
 	c, a := openSession(t, p.URL, present)
-	checkContains(t, "instructions", stringField(a.result(), "instructions"), "- a:")
-	checkOmits(t, "instructions", stringField(a.result(), "instructions"), "rich", "other")
-	c.awaitTools(projTools...)
+	checkContains(t, "instructions", stringField(a.Result(), "instructions"), "- a:")
+	checkOmits(t, "instructions", stringField(a.Result(), "instructions"), "rich", "other")
+	c.AwaitTools(projTools...)
 	alone := newStateless(t, p.URL)
 	type asker func(method, params string) answer
 	in := func(c *testClient) asker {
-		return func(method, params string) answer { return c.post(rpcText(method, params)) }
+		return func(method, params string) answer { return c.Post(rpcText(method, params)) }
 	}
 	out := func(present ...presenter) asker {
-		return func(method, params string) answer { return alone.modern(method, params, present...) }
+		return func(method, params string) answer { return alone.Modern(method, params, present...) }
 	}
 	for revision, ask := range map[string]struct{ scoped, free asker }{
 		"in a session":      {in(c), in(free)},
@@ -264,7 +264,7 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 		for _, method := range lists {
 			t.Run(revision+"/"+method, func(t *testing.T) {
 				scoped := ask.scoped(method, "{}")
-				check(t, "failure", scoped.failure(), "")
+				check(t, "failure", scoped.Failure(), "")
 				checkOmits(t, "with a claim", scoped.Body, "rich")
 				checkContains(t, "without a claim", ask.free(method, "{}").Body, "rich")
 			})
@@ -302,7 +302,7 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 				check(t, "the answer for what does not exist", answerFor(nowhere), outside)
 				checkContains(t, "the answer", outside, `"error"`)
 				a := ask.free(tt.method, strings.ReplaceAll(tt.params, "THING", tt.out))
-				check(t, "failure without a claim", a.failure(), "")
+				check(t, "failure without a claim", a.Failure(), "")
 			})
 		}
 	}
@@ -323,7 +323,7 @@ func TestScopeIsByRealPath(t *testing.T) {
 	writeFakes(t, p.dir, "proj/deep/er/d: good tools=x", "Proj/e: good tools=x")
 	const all = "a_pid a_sleep a_x b_x c_x d_x e_x lent_x stolen_x"
 	const inside = "a_pid a_sleep a_x d_x lent_x"
-	p.session().awaitTools(strings.Fields(all)...)
+	p.session().AwaitTools(strings.Fields(all)...)
 	for _, tt := range []struct{ name, scope, want string }{
 		{"a folder", "/proj", inside},
 		{"a folder whose name begins as another's", "/projX", "c_x"},

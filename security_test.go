@@ -70,10 +70,10 @@ func TestDataIsPrivate(t *testing.T) {
 	write(t, dir+"/p.usher.py", "def py(): pass\n")
 	d := daemonOptions{base: base, ownProcess: true, shell: "umask 0"}.start(t, dir)
 	c := connect(t, d.URL)
-	c.awaitTools("g_go", "p_py")
+	c.AwaitTools("g_go", "p_py")
 	listTools(c, inHeader(newCode(t, base, dir)))
-	c.call("g_go", "")
-	c.call("p_py", "")
+	c.Call("g_go", "")
+	c.Call("p_py", "")
 	files := 0
 	err := filepath.WalkDir(base, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {

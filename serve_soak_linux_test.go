@@ -108,19 +108,19 @@ const soakContact = `{"email":"a@b","message":"hi","copies":3}`
 // round does what clients, senders and owners do, and ends what it began.
 func (s *soak) round(t *testing.T, label string) {
 	c := connect(t, s.URL)
-	_, hangUp := c.listen()
-	paused := c.message("tools/call", `{"name":"`+label+`_pause"}`)
-	call := begin(t, http.DefaultClient, c.request("POST", paused), false)
-	checkContains(t, label, c.call(label+"_handleContact", soakContact).Body, `"copies":3`)
+	_, hangUp := c.Listen()
+	paused := c.Message("tools/call", `{"name":"`+label+`_pause"}`)
+	call := begin(t, http.DefaultClient, c.Request("POST", paused), false)
+	checkContains(t, label, c.Call(label+"_handleContact", soakContact).Body, `"copies":3`)
 	call.close()
-	check(t, "calls of a session's own process", c.call("fake_count", "").text(), "1")
-	c.end()
+	check(t, "calls of a session's own process", c.Call("fake_count", "").Text(), "1")
+	c.End()
 	hangUp()
 	check(t, "a call without a session",
-		newStateless(t, s.URL).modern("tools/call", `{"name":"fake_x"}`).failure(), "")
+		newStateless(t, s.URL).Modern("tools/call", `{"name":"fake_x"}`).Failure(), "")
 	old := connectSSE(t, s.URL)
-	old.ask("tools/call", `{"name":"fake_x"}`)
-	old.hangUp()
+	old.Ask("tools/call", `{"name":"fake_x"}`)
+	old.HangUp()
 	for body, status := range map[string]int{soakContact: 200, `{"email":`: 400} {
 		a := s.deliver(t, label+"/handleContact", body, shown)
 		check(t, "status of a delivery", a.Status, status)
@@ -128,11 +128,11 @@ func (s *soak) round(t *testing.T, label string) {
 	claim, err := s.claims.Create(t.Context(), s.Dir+"/edited", "soak", time.Hour)
 	must(t, err)
 	scoped, _ := openSession(t, s.URL, inHeader(claim.Code.Reveal()))
-	check(t, "tools of a scoped session", scoped.tools(), []string{"edited_version"})
+	check(t, "tools of a scoped session", scoped.Tools(), []string{"edited_version"})
 	_, err = s.claims.Revoke(t.Context(), claim.Code)
 	must(t, err)
 	checkSees(t, "after the end of the claim", scoped, seesNone)
-	scoped.end()
+	scoped.End()
 }
 
 // edit changes a module, and every tenth time one in Go, which is built anew.

@@ -52,7 +52,7 @@ func TestOneDaemonPerBase(t *testing.T) {
 	second := daemonOptions{base: base}.launch(t, dir)
 	check(t, "status of a second daemon", second.wait(t), 1)
 	checkContains(t, "its log", second.Log.String(), d.URL, "-base")
-	wantStatus(t, "the first one after that", connect(t, d.URL).ask("ping", ""), 200)
+	wantStatus(t, "the first one after that", connect(t, d.URL).Ask("ping", ""), 200)
 	data := base + "/.data"
 	check(t, "the folders in its record", len(readDaemon(data).Roots), 1)
 	d.signal(t, os.Kill)
@@ -106,12 +106,12 @@ func TestServeRefuses(t *testing.T) {
 func TestNoGoroutineIsLeft(t *testing.T) {
 	before := runtime.NumGoroutine()
 	c := oneFake(t)
-	_, hangUp := c.listen()
-	c.call("a_crash", "")
-	c.call("a_echo", "")
+	_, hangUp := c.Listen()
+	c.Call("a_crash", "")
+	c.Call("a_echo", "")
 	hangUp()
 	c.daemon.stop(t)
-	c.http.CloseIdleConnections()
+	c.HTTP.CloseIdleConnections()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	await(t, "all goroutines to end", func() bool {
 		return runtime.NumGoroutine() <= before

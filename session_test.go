@@ -39,7 +39,7 @@ func TestForgedIDsAreRefused(t *testing.T) {
 	expired := gate.sessions.seal(old)
 	p.restart("", c)
 	deleted.URL = p.URL
-	deleted.end()
+	deleted.End()
 	spare := id + "A"
 	if len(id)%4 != 0 {
 		spare = turned(id, len(id)-1, 1)
@@ -91,8 +91,8 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			p.putClaims(tt.text)
 			checkSees(t, "it sees", c, tt.want)
-			a := c.call("a_x", "")
-			check(t, "it calls a_x", a.failure() == "", tt.want == seesProj)
+			a := c.Call("a_x", "")
+			check(t, "it calls a_x", a.Failure() == "", tt.want == seesProj)
 			check(t, "Retry-After of 503", a.Header.Get("Retry-After") != "", tt.want == "503")
 		})
 	}
@@ -246,14 +246,14 @@ func TestRestartKeepsSessions(t *testing.T) {
 	code, other := p.code("/proj"), p.code("/other")
 	born, moved, free := p.session(inHeader(code)), p.session(inHeader(other)), p.session()
 	ended := p.session(inHeader(other))
-	ended.end()
+	ended.End()
 	checkSees(t, "the ended session", ended, "404")
 	checkSees(t, "the session that moves", moved, seesProj, inHeader(code))
 	checkSees(t, "the session that becomes scoped", free, seesProj, inHeader(code))
 	checkSees(t, "afterwards", free, seesProj)
 	p.cmd.Process.Kill()
 	p.restart("", born, moved, free, ended)
-	messages, _ := born.listen()
+	messages, _ := born.Listen()
 	hear(t, messages, changedTools) // the client may have seen other lists before
 	checkSees(t, "the session that was born scoped", born, seesProj)
 	checkSees(t, "the session that moved", moved, seesOther)
@@ -300,7 +300,7 @@ func TestEndedSessionKeepsItsStream(t *testing.T) {
 		c := b.openScoped(claim.Code.Reveal())
 		revoke(t, b.base, claim.Code)
 		pass(2 * watchInterval)
-		x := b.begin(c.getRequest())
+		x := b.begin(c.GetRequest())
 		pass(2 * unknownBodyTimeout)
 		check(t, "the stream has ended", x.ended(), false)
 		x.close()

@@ -21,7 +21,7 @@ func TestShellFunctions(t *testing.T) {
 	copyFiles(t, "testdata/shell", dir, "s.usher.sh")
 	d := daemonOptions{ownProcess: true, env: map[string]string{markVar: mark}}.start(t, dir)
 	c := connect(t, d.URL)
-	await(t, "the module", func() bool { return len(c.tools()) == 13 })
+	await(t, "the module", func() bool { return len(c.Tools()) == 13 })
 	for _, tt := range []struct{ name, tool, arguments, want string }{
 		{"arguments in order", "args", `{"c":true,"a":"x y","b":{"k":[1]}}`,
 			`[./s.usher.sh][x y][{"k":[1]}][true]`},
@@ -46,24 +46,24 @@ func TestShellFunctions(t *testing.T) {
 		{"a NUL", "args", `{"a":"x\u0000y"}`, `invalid argument`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			result := c.call("s_"+tt.tool, tt.arguments).result()
+			result := c.Call("s_"+tt.tool, tt.arguments).Result()
 			checkContains(t, "result", string(result)+resultText(members(result)), tt.want)
 		})
 	}
 	t.Run("cancelled", func(t *testing.T) {
 		stuck := make(chan answer, 1)
 		go func() {
-			stuck <- c.post(rpcAs(`"stuck"`, "tools/call", `{"name":"s_stubborn"}`))
+			stuck <- c.Post(rpcAs(`"stuck"`, "tools/call", `{"name":"s_stubborn"}`))
 		}()
 		await(t, "the function to run", func() bool {
 			return strings.Contains(processes(), "stubborn")
 		})
-		c.cancel(`"stuck"`)
+		c.Cancel(`"stuck"`)
 		<-stuck
 		await(t, "its processes to end", func() bool {
 			return !strings.Contains(processes(), "sleep 1000")
 		})
-		check(t, "the next call", c.call("s_nothing", "").failure(), "")
+		check(t, "the next call", c.Call("s_nothing", "").Failure(), "")
 	})
 	check(t, "files", folderNames(t, dir), []string{"s.usher.sh"})
 	d.stop(t)
@@ -101,12 +101,12 @@ func TestShellBackgroundEndsWithItsModule(t *testing.T) {
 	const script = "# Leaves a process behind.\nforks() { while echo here; do sleep 0.1; done & echo $!; }\n"
 	write(t, dir+"/m.usher.sh", script)
 	c := connect(t, startDaemon(t, dir).URL)
-	c.awaitTools("m_forks")
+	c.AwaitTools("m_forks")
 	var pid int
-	_, err := fmt.Sscan(strings.Trim(c.call("m_forks", "").text(), "her\n"), &pid)
+	_, err := fmt.Sscan(strings.Trim(c.Call("m_forks", "").Text(), "her\n"), &pid)
 	must(t, err)
 	write(t, dir+"/m.usher.sh", script+"# More.\nmore() { :; }\n")
-	c.awaitTools("m_forks", "m_more")
+	c.AwaitTools("m_forks", "m_more")
 	check(t, "it lives after an edit", processAlive(pid), true)
 	must(t, os.Remove(dir+"/m.usher.sh"))
 	await(t, "its end", func() bool { return !processAlive(pid) })

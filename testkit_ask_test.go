@@ -19,9 +19,9 @@ import (
 // askState returns the state of an answer, which must ask for n things.
 func askState(t *testing.T, a answer, n int) string {
 	t.Helper()
-	requests := members(field(a.result(), "inputRequests"))
-	state := stringField(a.result(), "requestState")
-	if a.Status != 200 || stringField(a.result(), "resultType") != resultInput ||
+	requests := members(field(a.Result(), "inputRequests"))
+	state := stringField(a.Result(), "requestState")
+	if a.Status != 200 || stringField(a.Result(), "resultType") != resultInput ||
 		len(requests) != n || state == "" {
 		t.Fatalf("want %d questions: %d %s", n, a.Status, a.Body)
 	}
@@ -38,41 +38,41 @@ const askAllCaps = `{"roots":{},"sampling":{"tools":{}},"elicitation":{"form":{}
 
 // askKind is a kind of request that a client can be asked. In params and answer, WORD is replaced
 // by the word of a test.
-type askKind struct{ name, method, params, answer string }
+type askKind struct{ Name, Method, Params, Answer string }
 
 var askKinds = []askKind{
 	{
-		name:   "sampling",
-		method: "sampling/createMessage",
-		params: `{"messages":[{"role":"user","content":{"type":"text","text":"WORD"}}],"maxTokens":9}`,
-		answer: `{"role":"assistant","content":{"type":"text","text":"WORD"},"model":"m"}`,
+		Name:   "sampling",
+		Method: "sampling/createMessage",
+		Params: `{"messages":[{"role":"user","content":{"type":"text","text":"WORD"}}],"maxTokens":9}`,
+		Answer: `{"role":"assistant","content":{"type":"text","text":"WORD"},"model":"m"}`,
 	},
 	{
-		name:   "form",
-		method: "elicitation/create",
-		params: `{"message":"WORD","requestedSchema":{"type":"object","properties":{}}}`,
-		answer: `{"action":"accept","content":{"word":"WORD"}}`,
+		Name:   "form",
+		Method: "elicitation/create",
+		Params: `{"message":"WORD","requestedSchema":{"type":"object","properties":{}}}`,
+		Answer: `{"action":"accept","content":{"word":"WORD"}}`,
 	},
 	{
-		name:   "url",
-		method: "elicitation/create",
-		params: `{"mode":"url","message":"WORD","url":"https://example.com/WORD","elicitationId":"WORD"}`,
-		answer: `{"action":"accept","_meta":{"word":"WORD"}}`,
+		Name:   "url",
+		Method: "elicitation/create",
+		Params: `{"mode":"url","message":"WORD","url":"https://example.com/WORD","elicitationId":"WORD"}`,
+		Answer: `{"action":"accept","_meta":{"word":"WORD"}}`,
 	},
 	{
-		name:   "roots",
-		method: "roots/list",
-		params: `{}`,
-		answer: `{"roots":[{"uri":"file:///WORD"}]}`,
+		Name:   "roots",
+		Method: "roots/list",
+		Params: `{}`,
+		Answer: `{"roots":[{"uri":"file:///WORD"}]}`,
 	},
 }
 
 // askFor returns a request of a kind that contains a word.
 func askFor(kind, word string) fakeWish {
 	for _, k := range askKinds {
-		if k.name == kind {
-			return fakeWish{k.method,
-				json.RawMessage(strings.ReplaceAll(k.params, "WORD", word))}
+		if k.Name == kind {
+			return fakeWish{k.Method,
+				json.RawMessage(strings.ReplaceAll(k.Params, "WORD", word))}
 		}
 	}
 	panic(kind)
@@ -91,9 +91,9 @@ func askForms(words ...string) fakeAsk {
 func askAnswer(word string) func(string, json.RawMessage) json.RawMessage {
 	return func(method string, params json.RawMessage) json.RawMessage {
 		for _, k := range askKinds {
-			if k.method == method &&
-				(k.name == "url") == (stringField(params, "mode") == "url") {
-				return json.RawMessage(strings.ReplaceAll(k.answer, "WORD", word))
+			if k.Method == method &&
+				(k.Name == "url") == (stringField(params, "mode") == "url") {
+				return json.RawMessage(strings.ReplaceAll(k.Answer, "WORD", word))
 			}
 		}
 		return nil
@@ -135,22 +135,22 @@ func callParams(tool string, arguments any) json.RawMessage {
 }
 
 // startCall calls a tool in a session. The answer arrives on the channel.
-func (c *askClient) startCall(tool string, ask fakeAsk) (id string, answer <-chan json.RawMessage) {
+func (c *askClient) StartCall(tool string, ask fakeAsk) (id string, answer <-chan json.RawMessage) {
 	id = c.nextID()
 	return id, c.send(c.t.Context(), id, "tools/call", string(callParams(tool, ask)))
 }
 
 // cancelCall cancels a call of the client's session.
-func (c *askClient) cancelCall(id string) {
+func (c *askClient) CancelCall(id string) {
 	c.t.Helper()
 	params := object{{"requestId", json.RawMessage(id)}}
 	must(c.t, c.post(c.t.Context(), encodeRequest(nil, "notifications/cancelled", params)))
 }
 
 // listen opens the session's notification stream and takes its messages.
-func (c *askClient) listen() {
+func (c *askClient) Listen() {
 	c.t.Helper()
-	events, _ := c.http.listen()
+	events, _ := c.HTTP.Listen()
 	go c.takeAll(events)
 }
 
@@ -162,29 +162,29 @@ func (c *askClient) takeAll(events <-chan event) {
 }
 
 func (c *askClient) takeEvent(e event) {
-	if e.data != "" {
-		c.take(e.msg())
+	if e.Data != "" {
+		c.take(e.Msg())
 	}
 }
 
 // forgetAsked drops the requests to the client so far.
-func (c *askClient) forgetAsked() {
-	for len(c.asked) > 0 {
-		<-c.asked
+func (c *askClient) ForgetAsked() {
+	for len(c.Asked) > 0 {
+		<-c.Asked
 	}
 }
 
 // askClient is a client that can be asked, of any revision and transport.
 type askClient struct {
 	t      *testing.T
-	asked  chan json.RawMessage // each request to the client
-	http   *testClient          // nil on stdio
-	meta   string               // the capabilities in modern requests; "" for a client with a session
-	name   string               // of the client program, in modern requests
-	hangUp func()               // ends its stream
+	Asked  chan json.RawMessage // each request to the client
+	HTTP   *testClient          // nil on stdio
+	Meta   string               // the capabilities in modern requests; "" for a client with a session
+	Name   string               // of the client program, in modern requests
+	HangUp func()               // ends its stream
 
 	// answer returns a result, or an object with an error; nil for none.
-	answer func(method string, params json.RawMessage) json.RawMessage
+	Answer func(method string, params json.RawMessage) json.RawMessage
 	// post sends a message, and takes in what comes back of it.
 	post func(ctx context.Context, msg []byte) error
 
@@ -199,16 +199,16 @@ type askClient struct {
 func newAskClient(t *testing.T, url, code string) *askClient {
 	c := &askClient{
 		t:      t,
-		answer: askAnswer("none"),
-		asked:  make(chan json.RawMessage, 2000),
-		name:   "test",
+		Answer: askAnswer("none"),
+		Asked:  make(chan json.RawMessage, 2000),
+		Name:   "test",
 		wait:   make(map[string]chan json.RawMessage),
 	}
 	if url != "" {
-		c.http = newClient(t, url)
+		c.HTTP = newClient(t, url)
 	}
 	if code != "" {
-		c.http.Header.Set(claimHeader, code)
+		c.HTTP.Header.Set(claimHeader, code)
 	}
 	return c
 }
@@ -218,8 +218,8 @@ func (c *askClient) take(msg json.RawMessage) {
 	id, method := field(msg, "id"), stringField(msg, "method")
 	switch {
 	case method != "" && id != nil:
-		c.asked <- msg
-		answer := c.answer(method, field(msg, "params"))
+		c.Asked <- msg
+		answer := c.Answer(method, field(msg, "params"))
 		if answer == nil {
 			return
 		}
@@ -248,7 +248,7 @@ func (c *askClient) take(msg json.RawMessage) {
 }
 
 // hears waits for a notification of a method that names all words.
-func (c *askClient) hears(method string, words ...string) {
+func (c *askClient) Hears(method string, words ...string) {
 	c.t.Helper()
 	await(c.t, method+" "+strings.Join(words, " "), func() bool {
 		c.mu.Lock()
@@ -286,11 +286,11 @@ func (c *askClient) send(ctx context.Context, id, method, params string) <-chan 
 
 // call calls a tool, and answers what is asked meanwhile. It returns the message
 // that is the answer.
-func (c *askClient) call(tool string, arguments any) json.RawMessage {
+func (c *askClient) Call(tool string, arguments any) json.RawMessage {
 	c.t.Helper()
 	params := callParams(tool, arguments)
 	for range 100 {
-		msg := c.callOnce(params)
+		msg := c.CallOnce(params)
 		result := field(msg, "result")
 		if stringField(result, "resultType") != resultInput {
 			return msg
@@ -302,18 +302,18 @@ func (c *askClient) call(tool string, arguments any) json.RawMessage {
 }
 
 // callOnce makes one tools/call and returns its answer.
-func (c *askClient) callOnce(params json.RawMessage) json.RawMessage {
+func (c *askClient) CallOnce(params json.RawMessage) json.RawMessage {
 	c.t.Helper()
-	if c.meta != "" {
-		return c.roundOf(params).last()
+	if c.Meta != "" {
+		return c.roundOf(params).Last()
 	}
-	return c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(params)))
+	return c.Get(c.send(c.t.Context(), c.nextID(), "tools/call", string(params)))
 }
 
 // roundOf makes one request of a client without a session over HTTP.
 func (c *askClient) roundOf(params json.RawMessage) answer {
 	c.t.Helper()
-	a, err := c.http.try(c.http.modernPOST(c.nextID(), "tools/call", string(c.modern(params))))
+	a, err := c.HTTP.Try(c.HTTP.ModernPOST(c.nextID(), "tools/call", string(c.modern(params))))
 	if err != nil {
 		c.t.Errorf("POST: %v", err)
 	}
@@ -324,7 +324,7 @@ func (c *askClient) roundOf(params json.RawMessage) answer {
 }
 
 // get waits for an answer.
-func (c *askClient) get(wait <-chan json.RawMessage) json.RawMessage {
+func (c *askClient) Get(wait <-chan json.RawMessage) json.RawMessage {
 	c.t.Helper()
 	select {
 	case msg := <-wait:
@@ -338,9 +338,9 @@ func (c *askClient) get(wait <-chan json.RawMessage) json.RawMessage {
 // modern is params of a request of a client without a session.
 func (c *askClient) modern(params json.RawMessage) json.RawMessage {
 	params = setMeta(params, metaProtocol, quote(statelessProtocol))
-	params = setMeta(params, metaClientCaps, json.RawMessage(c.meta))
+	params = setMeta(params, metaClientCaps, json.RawMessage(c.Meta))
 	return setMeta(params, metaClientInfo,
-		object{{"name", quote(c.name)}, {"version", quote("1")}}.encode())
+		object{{"name", quote(c.Name)}, {"version", quote("1")}}.encode())
 }
 
 // answered is params with answers to what a result asks.
@@ -348,8 +348,8 @@ func (c *askClient) answered(params, result json.RawMessage) json.RawMessage {
 	requests := members(field(result, "inputRequests"))
 	var responses object
 	for _, r := range requests {
-		c.asked <- r.value
-		if answer := c.answer(stringField(r.value, "method"),
+		c.Asked <- r.value
+		if answer := c.Answer(stringField(r.value, "method"),
 			field(r.value, "params")); answer != nil {
 			responses = append(responses, member{r.key, answer})
 		}
@@ -359,7 +359,7 @@ func (c *askClient) answered(params, result json.RawMessage) json.RawMessage {
 }
 
 // round makes one request to call a tool, as a client without a session does.
-func (c *askClient) round(tool string, arguments any, more ...member) answer {
+func (c *askClient) Round(tool string, arguments any, more ...member) answer {
 	c.t.Helper()
 	return c.roundOf(append(members(callParams(tool, arguments)), more...).encode())
 }
@@ -367,10 +367,10 @@ func (c *askClient) round(tool string, arguments any, more ...member) answer {
 // askOverPOST is a client with a session of a version over streamable HTTP.
 func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 	c := newAskClient(t, url, code)
-	c.http.begin(initializeWith(version, caps))
-	c.http.post(initialized)
+	c.HTTP.Begin(initializeWith(version, caps))
+	c.HTTP.Post(initialized)
 	c.post = func(ctx context.Context, msg []byte) error {
-		res, err := c.http.http.Do(c.http.request("POST",
+		res, err := c.HTTP.HTTP.Do(c.HTTP.Request("POST",
 			string(msg)).WithContext(ctx))
 		if err != nil {
 			return err
@@ -392,18 +392,18 @@ func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 // askModern is a client without a session.
 func askModern(t *testing.T, url, caps, code string) *askClient {
 	c := newAskClient(t, url, code)
-	c.meta = caps
+	c.Meta = caps
 	return c
 }
 
 // askOverSSE is a client of HTTP+SSE.
 func askOverSSE(t *testing.T, url, _, caps string) *askClient {
 	c := newAskClient(t, url, "")
-	sse := c.http.openSSE()
-	c.hangUp = sse.hangUp
-	go c.takeAll(sse.events)
+	sse := c.HTTP.OpenSSE()
+	c.HangUp = sse.HangUp
+	go c.takeAll(sse.Events)
 	c.post = func(ctx context.Context, msg []byte) error {
-		a, err := c.http.try(c.http.request("POST", string(msg)).WithContext(ctx))
+		a, err := c.HTTP.Try(c.HTTP.Request("POST", string(msg)).WithContext(ctx))
 		if err == nil && a.Status != 202 {
 			err = fmt.Errorf("%d %s", a.Status, a.Body)
 		}
@@ -416,7 +416,7 @@ func askOverSSE(t *testing.T, url, _, caps string) *askClient {
 // initialize sends initialize, and waits for the answer.
 func (c *askClient) initialize(version, caps string) {
 	params := field(initializeWith(version, caps), "params")
-	c.get(c.send(c.t.Context(), c.nextID(), "initialize", string(params)))
+	c.Get(c.send(c.t.Context(), c.nextID(), "initialize", string(params)))
 }
 
 // askOverStdio is a client with a session on stdio.

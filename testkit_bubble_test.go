@@ -176,7 +176,7 @@ func (b *bubble) worker(owner *Caller) *Worker {
 func (b *bubble) play(w *Worker, line []byte) {
 	msg, err := parseMessage(line)
 	if err != nil {
-		b.t.Errorf("m was sent %s: %v", line, err)
+		b.T.Errorf("m was sent %s: %v", line, err)
 		return
 	}
 	b.mu.Lock()
@@ -267,40 +267,40 @@ func (b *bubble) suspended() int {
 
 // open begins a session of a version, whose client can be asked.
 func (b *bubble) open(version string) *testClient {
-	b.t.Helper()
-	c := clientOver(b.t, b.URL, b.http)
-	a := c.begin(initializeWith(version, askAllCaps))
+	b.T.Helper()
+	c := clientOver(b.T, b.URL, b.HTTP)
+	a := c.Begin(initializeWith(version, askAllCaps))
 	if c.Session == "" {
-		b.t.Fatalf("initialize: %d %s", a.Status, a.Body)
+		b.T.Fatalf("initialize: %d %s", a.Status, a.Body)
 	}
 	return c
 }
 
 // openScoped begins a session that presents a code from then on.
 func (b *bubble) openScoped(code string) *testClient {
-	b.t.Helper()
+	b.T.Helper()
 	c := b.open(protocols[0])
 	c.Header.Set(claimHeader, code)
-	c.ask("ping", "")
+	c.Ask("ping", "")
 	return c
 }
 
 // openSSE begins an HTTP+SSE session with a code, whose client can be asked.
 func (b *bubble) openSSE(code string) (*testClient, *exchange) {
-	b.t.Helper()
-	c := clientOver(b.t, b.URL, b.http)
+	b.T.Helper()
+	c := clientOver(b.T, b.URL, b.HTTP)
 	c.Header.Set(claimHeader, code)
-	x := b.begin(c.getRequest())
+	x := b.begin(c.GetRequest())
 	_, text := x.got()
 	_, address, _ := strings.Cut(text, "data: /")
 	c.URL += strings.TrimSpace(address)
-	c.post(initializeWith(sseProtocol, askAllCaps))
+	c.Post(initializeWith(sseProtocol, askAllCaps))
 	return c, x
 }
 
 // getRequest makes the request for the session's notification stream.
-func (c *testClient) getRequest() *http.Request {
-	req := c.request("GET", "")
+func (c *testClient) GetRequest() *http.Request {
+	req := c.Request("GET", "")
 	req.Header.Set("Accept", "text/event-stream")
 	return req
 }
@@ -315,7 +315,7 @@ type exchange struct {
 	text   string
 }
 
-func (b *bubble) begin(req *http.Request) *exchange { return begin(b.t, b.http, req, b.unread) }
+func (b *bubble) begin(req *http.Request) *exchange { return begin(b.T, b.HTTP, req, b.unread) }
 
 // begin makes a request, and reads its answer in the background.
 func begin(t *testing.T, client *http.Client, req *http.Request, unread bool) *exchange {
@@ -376,12 +376,12 @@ func pass(d time.Duration) { <-time.After(d) }
 // dial opens a connection and sends a request, unless it is empty. If read is set, dial
 // reads the answer.
 func (b *bubble) dial(request string, read bool) net.Conn {
-	conn, err := b.conns.dial(b.t.Context(), "", "")
-	must(b.t, err)
+	conn, err := b.conns.dial(b.T.Context(), "", "")
+	must(b.T, err)
 	io.WriteString(conn, request)
 	if read {
 		_, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		must(b.t, err)
+		must(b.T, err)
 	}
 	synctest.Wait()
 	return conn

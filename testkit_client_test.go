@@ -20,11 +20,11 @@ import (
 
 // testClient is an MCP client, in a session or without one.
 type testClient struct {
-	t       *testing.T
+	T       *testing.T
 	URL     string
 	Session string
 	Header  http.Header // sent with each request
-	http    *http.Client
+	HTTP    *http.Client
 	daemon  *testDaemon // if a test needs it
 	mu      sync.Mutex
 	id      int
@@ -54,13 +54,13 @@ func newClient(t *testing.T, url string) *testClient {
 
 // clientOver returns a client with the connections of an HTTP client.
 func clientOver(t *testing.T, url string, over *http.Client) *testClient {
-	return &testClient{t: t, URL: url, Header: http.Header{}, http: over}
+	return &testClient{T: t, URL: url, Header: http.Header{}, HTTP: over}
 }
 
 // newStateless returns a client that never sends initialize.
 func newStateless(t *testing.T, url string) *testClient {
 	c := newClient(t, url)
-	c.http.Transport = spy{t}
+	c.HTTP.Transport = spy{t}
 	return c
 }
 
@@ -68,11 +68,11 @@ func newStateless(t *testing.T, url string) *testClient {
 func connect(t *testing.T, url string) *testClient {
 	t.Helper()
 	c := newClient(t, url)
-	c.begin(initialize)
+	c.Begin(initialize)
 	if c.Session == "" {
 		t.Fatal("initialize: no session")
 	}
-	if a := c.post(initialized); a.Status != 202 {
+	if a := c.Post(initialized); a.Status != 202 {
 		t.Fatalf("initialized: %d %s", a.Status, a.Body)
 	}
 	return c
@@ -82,7 +82,7 @@ func connect(t *testing.T, url string) *testClient {
 func connectAs(t *testing.T, url, version string, present ...presenter) *testClient {
 	t.Helper()
 	c := newStateless(t, url)
-	if a := c.begin(initializeAs(version), present...); c.Session == "" {
+	if a := c.Begin(initializeAs(version), present...); c.Session == "" {
 		t.Fatalf("initialize with %s: %d %s", version, a.Status, a.Body)
 	}
 	return c
@@ -92,15 +92,15 @@ func connectAs(t *testing.T, url, version string, present ...presenter) *testCli
 func openSession(t *testing.T, url string, present ...presenter) (*testClient, answer) {
 	t.Helper()
 	c := newStateless(t, url)
-	return c, c.begin(initialize, present...)
+	return c, c.Begin(initialize, present...)
 }
 
 // begin sends initialize, and stays in the session that there is then.
-func (c *testClient) begin(initialize string, present ...presenter) answer {
-	c.t.Helper()
-	req := c.request("POST", initialize)
+func (c *testClient) Begin(initialize string, present ...presenter) answer {
+	c.T.Helper()
+	req := c.Request("POST", initialize)
 	presentAll(present...)(req)
-	a := c.do(req)
+	a := c.Do(req)
 	c.Session = a.Header.Get(sessionHeader)
 	return a
 }
@@ -122,7 +122,7 @@ func wantStatus(t testing.TB, what string, a answer, status int) {
 }
 
 // last returns the message that answers: the last one.
-func (a answer) last() json.RawMessage {
+func (a answer) Last() json.RawMessage {
 	if len(a.Events) == 0 {
 		return nil
 	}
@@ -150,30 +150,30 @@ func withMember(raw json.RawMessage, key string, value json.RawMessage) json.Raw
 }
 
 // result returns the result, nil for none.
-func (a answer) result() json.RawMessage { return field(a.last(), "result") }
+func (a answer) Result() json.RawMessage { return field(a.Last(), "result") }
 
 // text returns the text of a tool's result.
-func (a answer) text() string { return resultText(members(a.result())) }
+func (a answer) Text() string { return resultText(members(a.Result())) }
 
 // failure returns the message of a JSON-RPC error, or of a result that is an error.
-func (a answer) failure() string {
-	if e := field(a.last(), "error"); e != nil {
+func (a answer) Failure() string {
+	if e := field(a.Last(), "error"); e != nil {
 		return stringField(e, "message")
 	}
-	if string(field(a.result(), "isError")) == "true" {
-		return a.text()
+	if string(field(a.Result(), "isError")) == "true" {
+		return a.Text()
 	}
 	return ""
 }
 
 // toolNames returns the names in the result of tools/list, separated by blanks, or the
 // status of a refusal.
-func (a answer) toolNames() string {
+func (a answer) ToolNames() string {
 	if a.Status != 200 {
 		return fmt.Sprint(a.Status)
 	}
 	var list struct{ Tools []struct{ Name string } }
-	json.Unmarshal(a.result(), &list)
+	json.Unmarshal(a.Result(), &list)
 	names := []string{}
 	for _, tool := range list.Tools {
 		names = append(names, tool.Name)
@@ -204,9 +204,9 @@ func (s spy) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // request returns a request with the client's session.
-func (c *testClient) request(method, body string) *http.Request {
+func (c *testClient) Request(method, body string) *http.Request {
 	req, err := http.NewRequest(method, c.URL, strings.NewReader(body))
-	must(c.t, err)
+	must(c.T, err)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, text/event-stream")
 	if c.Session != "" {
@@ -218,23 +218,23 @@ func (c *testClient) request(method, body string) *http.Request {
 	return req
 }
 
-func (c *testClient) post(body string) answer {
-	c.t.Helper()
-	return c.do(c.request("POST", body))
+func (c *testClient) Post(body string) answer {
+	c.T.Helper()
+	return c.Do(c.Request("POST", body))
 }
 
-func (c *testClient) do(req *http.Request) answer {
-	c.t.Helper()
-	a, err := c.try(req)
+func (c *testClient) Do(req *http.Request) answer {
+	c.T.Helper()
+	a, err := c.Try(req)
 	if err != nil {
-		c.t.Fatalf("%s: %v", req.Method, err)
+		c.T.Fatalf("%s: %v", req.Method, err)
 	}
 	return a
 }
 
 // try makes a request that may fail on its way.
-func (c *testClient) try(req *http.Request) (answer, error) {
-	res, err := c.http.Do(req)
+func (c *testClient) Try(req *http.Request) (answer, error) {
+	res, err := c.HTTP.Do(req)
 	if err != nil {
 		return answer{}, err
 	}
@@ -243,8 +243,8 @@ func (c *testClient) try(req *http.Request) (answer, error) {
 	a := answer{Status: res.StatusCode, Header: res.Header, Body: string(body)}
 	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
 		readEvents(strings.NewReader(a.Body), func(e event) {
-			if e.data != "" {
-				a.Events = append(a.Events, e.msg())
+			if e.Data != "" {
+				a.Events = append(a.Events, e.Msg())
 			}
 		})
 	} else if len(body) > 0 {
@@ -254,29 +254,29 @@ func (c *testClient) try(req *http.Request) (answer, error) {
 }
 
 // ask makes a request; params are JSON, "" for none.
-func (c *testClient) ask(method, params string) answer {
-	c.t.Helper()
-	return c.post(c.message(method, params))
+func (c *testClient) Ask(method, params string) answer {
+	c.T.Helper()
+	return c.Post(c.Message(method, params))
 }
 
 // asking returns a request by POST.
-func (c *testClient) asking(method, params string) *http.Request {
-	return c.request("POST", c.message(method, params))
+func (c *testClient) Asking(method, params string) *http.Request {
+	return c.Request("POST", c.Message(method, params))
 }
 
 // cancel cancels the request with an id, which is JSON.
-func (c *testClient) cancel(id string) {
-	c.t.Helper()
-	c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
+func (c *testClient) Cancel(id string) {
+	c.T.Helper()
+	c.Post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
 }
 
 // awaitText waits until a call of a tool returns a text.
-func (c *testClient) awaitText(tool, arguments, want string) {
-	c.t.Helper()
-	await(c.t, tool+" to return "+want, func() bool { return c.call(tool, arguments).text() == want })
+func (c *testClient) AwaitText(tool, arguments, want string) {
+	c.T.Helper()
+	await(c.T, tool+" to return "+want, func() bool { return c.Call(tool, arguments).Text() == want })
 }
 
-func (c *testClient) message(method, params string) string {
+func (c *testClient) Message(method, params string) string {
 	c.mu.Lock()
 	c.id++
 	id := c.id
@@ -285,54 +285,54 @@ func (c *testClient) message(method, params string) string {
 }
 
 // call calls a tool; arguments are JSON, "" for none.
-func (c *testClient) call(tool, arguments string) answer {
-	c.t.Helper()
+func (c *testClient) Call(tool, arguments string) answer {
+	c.T.Helper()
 	params := object{{"name", quote(tool)}}
 	if arguments != "" {
 		params = append(params, member{"arguments", json.RawMessage(arguments)})
 	}
-	return c.ask("tools/call", string(params.encode()))
+	return c.Ask("tools/call", string(params.encode()))
 }
 
 // end ends the session.
-func (c *testClient) end() {
-	c.t.Helper()
-	if a := c.do(c.request("DELETE", "")); a.Status != 204 {
-		c.t.Errorf("DELETE: %d %s", a.Status, a.Body)
+func (c *testClient) End() {
+	c.T.Helper()
+	if a := c.Do(c.Request("DELETE", "")); a.Status != 204 {
+		c.T.Errorf("DELETE: %d %s", a.Status, a.Body)
 	}
 }
 
 // tools returns the names of the tools that there are.
-func (c *testClient) tools() []string {
-	c.t.Helper()
-	a := c.ask("tools/list", "")
-	if a.result() == nil {
-		c.t.Fatalf("tools/list: %d %s", a.Status, a.Body)
+func (c *testClient) Tools() []string {
+	c.T.Helper()
+	a := c.Ask("tools/list", "")
+	if a.Result() == nil {
+		c.T.Fatalf("tools/list: %d %s", a.Status, a.Body)
 	}
-	return strings.Fields(a.toolNames())
+	return strings.Fields(a.ToolNames())
 }
 
 // awaitTools waits until the client sees these tools.
-func (c *testClient) awaitTools(want ...string) {
-	c.t.Helper()
-	await(c.t, fmt.Sprintf("the tools %v", want), func() bool {
-		return strings.Join(c.tools(), " ") == strings.Join(want, " ")
+func (c *testClient) AwaitTools(want ...string) {
+	c.T.Helper()
+	await(c.T, fmt.Sprintf("the tools %v", want), func() bool {
+		return strings.Join(c.Tools(), " ") == strings.Join(want, " ")
 	})
 }
 
 // listTools returns the tools that a request of the session sees which present
 // changes, or its status.
 func listTools(c *testClient, present ...presenter) string {
-	c.t.Helper()
-	req := c.asking("tools/list", "")
+	c.T.Helper()
+	req := c.Asking("tools/list", "")
 	presentAll(present...)(req)
-	return c.do(req).toolNames()
+	return c.Do(req).ToolNames()
 }
 
 // sees is listTools for a client without a session.
-func (c *testClient) sees(present ...presenter) string {
-	c.t.Helper()
-	return c.modern("tools/list", "", present...).toolNames()
+func (c *testClient) Sees(present ...presenter) string {
+	c.T.Helper()
+	return c.Modern("tools/list", "", present...).ToolNames()
 }
 
 // modernMeta is the _meta of each request of 2026-07-28.
@@ -342,14 +342,14 @@ const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 
 // modernPOST returns a request of 2026-07-28 that keeps to all rules. It keeps the
 // members of the params' own _meta.
-func (c *testClient) modernPOST(id, method, params string) *http.Request {
-	c.t.Helper()
+func (c *testClient) ModernPOST(id, method, params string) *http.Request {
+	c.T.Helper()
 	meta := objectOf("{" + modernMeta + "}")
 	for _, own := range members(field(params, "_meta")) {
 		meta = meta.set(own.key, own.value)
 	}
 	full := objectOf(params).set("_meta", meta.encode())
-	req := c.request("POST", string(encodeRequest(json.RawMessage(id), method, full)))
+	req := c.Request("POST", string(encodeRequest(json.RawMessage(id), method, full)))
 	req.Header.Set(protocolHeader, statelessProtocol)
 	req.Header.Set(methodHeader, method)
 	if name := full.text("name") + full.text("uri"); name != "" {
@@ -359,27 +359,27 @@ func (c *testClient) modernPOST(id, method, params string) *http.Request {
 }
 
 // modern makes such a request, changed by present.
-func (c *testClient) modern(method, params string, present ...presenter) answer {
-	c.t.Helper()
-	req := c.modernPOST("1", method, params)
+func (c *testClient) Modern(method, params string, present ...presenter) answer {
+	c.T.Helper()
+	req := c.ModernPOST("1", method, params)
 	presentAll(present...)(req)
-	return c.do(req)
+	return c.Do(req)
 }
 
 // modernListen opens a subscriptions/listen, whose first message must be that
 // it is honoured as wanted.
-func (c *testClient) modernListen(
+func (c *testClient) ModernListen(
 	id, filter, honoured string, present ...presenter,
 ) (<-chan event, func()) {
-	c.t.Helper()
-	req := c.modernPOST(id, "subscriptions/listen", `{"notifications":`+filter+`}`)
+	c.T.Helper()
+	req := c.ModernPOST(id, "subscriptions/listen", `{"notifications":`+filter+`}`)
 	presentAll(present...)(req)
-	res, events, hangUp := openStream(c.t, req)
+	res, events, hangUp := openStream(c.T, req)
 	if res.StatusCode != 200 ||
 		!strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-		c.t.Fatalf("listen: %s", res.Status)
+		c.T.Fatalf("listen: %s", res.Status)
 	}
-	wantEvent(c.t, events, `"method":"notifications/subscriptions/acknowledged"`,
+	wantEvent(c.T, events, `"method":"notifications/subscriptions/acknowledged"`,
 		`"notifications":`+honoured,
 		`"`+metaSubscription+`":`+id)
 	return events, hangUp
@@ -419,10 +419,10 @@ func setHeaders(req *http.Request, lines string) {
 
 // event is one event of a stream, or a comment.
 type event struct {
-	id, name, data string
+	ID, Name, Data string
 }
 
-func (e event) msg() json.RawMessage { return json.RawMessage(e.data) }
+func (e event) Msg() json.RawMessage { return json.RawMessage(e.Data) }
 
 // readEvents reads a stream to its end.
 func readEvents(stream io.Reader, take func(event)) {
@@ -442,11 +442,11 @@ func readEvents(stream io.Reader, take func(event)) {
 			}
 			e = event{}
 		case key == "id":
-			e.id = value
+			e.ID = value
 		case key == "event":
-			e.name = value
+			e.Name = value
 		case key == "data":
-			e.data = value
+			e.Data = value
 		}
 	}
 }
@@ -476,7 +476,7 @@ func nextEvent(t *testing.T, events <-chan event) (event, bool) {
 	for {
 		select {
 		case e, ok := <-events:
-			if !ok || e.data != "" {
+			if !ok || e.Data != "" {
 				return e, ok
 			}
 		case <-deadline:
@@ -505,27 +505,27 @@ func wantEvent(t *testing.T, events <-chan event, want ...string) event {
 		t.Fatalf("the stream ended before %v", want)
 	}
 	for _, w := range want {
-		if !strings.Contains(e.data, w) {
-			t.Fatalf("the stream says %s, want %s", e.data, w)
+		if !strings.Contains(e.Data, w) {
+			t.Fatalf("the stream says %s, want %s", e.Data, w)
 		}
 	}
 	return e
 }
 
 // get opens a stream by a GET that present changes.
-func (c *testClient) get(present ...presenter) (*http.Response, <-chan event, func()) {
-	c.t.Helper()
-	req := c.getRequest()
+func (c *testClient) Get(present ...presenter) (*http.Response, <-chan event, func()) {
+	c.T.Helper()
+	req := c.GetRequest()
 	presentAll(present...)(req)
-	return openStream(c.t, req)
+	return openStream(c.T, req)
 }
 
 // listen opens the session's notification stream.
-func (c *testClient) listen() (events <-chan event, hangUp func()) {
-	c.t.Helper()
-	res, events, hangUp := c.get()
+func (c *testClient) Listen() (events <-chan event, hangUp func()) {
+	c.T.Helper()
+	res, events, hangUp := c.Get()
 	if res.StatusCode != 200 {
-		c.t.Fatalf("GET: %s", res.Status)
+		c.T.Fatalf("GET: %s", res.Status)
 	}
 	return events, hangUp
 }
@@ -534,7 +534,7 @@ func (c *testClient) listen() (events <-chan event, hangUp func()) {
 func hear(t *testing.T, events <-chan event, method string) json.RawMessage {
 	t.Helper()
 	for {
-		if msg := wantEvent(t, events).msg(); stringField(msg, "method") == method {
+		if msg := wantEvent(t, events).Msg(); stringField(msg, "method") == method {
 			return msg
 		}
 	}
@@ -543,43 +543,43 @@ func hear(t *testing.T, events <-chan event, method string) json.RawMessage {
 // sseClient is a client of HTTP+SSE.
 type sseClient struct {
 	*testClient
-	events <-chan event
-	hangUp func()
+	Events <-chan event
+	HangUp func()
 }
 
 // connectSSE opens a stream, by a request that present changes.
 func connectSSE(t *testing.T, url string, present ...presenter) *sseClient {
 	t.Helper()
-	return newStateless(t, url).openSSE(present...)
+	return newStateless(t, url).OpenSSE(present...)
 }
 
-func (c *testClient) openSSE(present ...presenter) *sseClient {
-	c.t.Helper()
-	res, events, hangUp := c.get(present...)
+func (c *testClient) OpenSSE(present ...presenter) *sseClient {
+	c.T.Helper()
+	res, events, hangUp := c.Get(present...)
 	if res.StatusCode != 200 {
-		c.t.Fatalf("GET: %s", res.Status)
+		c.T.Fatalf("GET: %s", res.Status)
 	}
 	asked := res.Request.URL
-	e := wantEvent(c.t, events)
-	if e.name != "endpoint" || !strings.HasPrefix(e.data, asked.Path+"?sessionId=") ||
-		strings.Contains(e.data, "claim") {
-		c.t.Fatalf("the first event: %+v", e)
+	e := wantEvent(c.T, events)
+	if e.Name != "endpoint" || !strings.HasPrefix(e.Data, asked.Path+"?sessionId=") ||
+		strings.Contains(e.Data, "claim") {
+		c.T.Fatalf("the first event: %+v", e)
 	}
-	where, err := asked.Parse(e.data)
-	must(c.t, err)
+	where, err := asked.Parse(e.Data)
+	must(c.T, err)
 	c.URL = where.String()
 	return &sseClient{c, events, hangUp}
 }
 
 // ask makes a request whose answer comes on the stream, maybe after others.
-func (c *sseClient) ask(method, params string) json.RawMessage {
-	c.t.Helper()
-	text := c.message(method, params)
-	if a := c.post(text); a.Status != 202 || a.Body != "" {
-		c.t.Fatalf("%s: %d %s", method, a.Status, a.Body)
+func (c *sseClient) Ask(method, params string) json.RawMessage {
+	c.T.Helper()
+	text := c.Message(method, params)
+	if a := c.Post(text); a.Status != 202 || a.Body != "" {
+		c.T.Fatalf("%s: %d %s", method, a.Status, a.Body)
 	}
 	for {
-		msg := wantEvent(c.t, c.events).msg()
+		msg := wantEvent(c.T, c.Events).Msg()
 		if string(field(msg, "id")) == string(field(text, "id")) {
 			return msg
 		}

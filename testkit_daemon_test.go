@@ -484,7 +484,7 @@ func checkSees(t *testing.T, what string, c *testClient, want string, present ..
 func checkRefused(t *testing.T, a answer, says string) {
 	t.Helper()
 	check(t, "status of a refusal", a.Status, 400)
-	checkContains(t, "a refusal", a.failure(), says, claimHeader)
+	checkContains(t, "a refusal", a.Failure(), says, claimHeader)
 	check(t, "its session", a.Header.Get(sessionHeader), "")
 	check(t, "its challenge", a.Header.Get("WWW-Authenticate"), "")
 }

@@ -68,26 +68,26 @@ func startBinary(t *testing.T, binary string) *modulePeer {
 // modulePeer is a running module, spoken to over its stdin and stdout as the
 // daemon speaks to it.
 type modulePeer struct {
-	t         *testing.T
+	T         *testing.T
 	cmd       *exec.Cmd
 	in        io.WriteCloser
 	out       *bufio.Scanner
-	stderr    bytes.Buffer
+	Stderr    bytes.Buffer
 	methods   map[string]*Method // check the arguments of calls
-	cancelled map[string]bool    // ids of cancelled calls: whether they have been answered
+	Cancelled map[string]bool    // ids of cancelled calls: whether they have been answered
 	confirmed map[string]bool    // ids of calls whose cancellation the module has confirmed
 }
 
 func startPeer(t *testing.T, cmd *exec.Cmd) *modulePeer {
 	t.Helper()
 	p := &modulePeer{
-		t:         t,
+		T:         t,
 		cmd:       cmd,
 		methods:   make(map[string]*Method),
-		cancelled: make(map[string]bool),
+		Cancelled: make(map[string]bool),
 		confirmed: make(map[string]bool),
 	}
-	p.cmd.Stderr = &p.stderr
+	p.cmd.Stderr = &p.Stderr
 	var err error
 	p.in, err = p.cmd.StdinPipe()
 	must(t, err)
@@ -124,53 +124,53 @@ func startFile(t *testing.T, file string) *modulePeer {
 		return startBinary(t, goTestBuild(t, dir+"/"+name, dir+"/cache"))
 	}
 	p := startPeer(t, shimCommand(t, kind, file))
-	for _, tool := range p.tools() {
+	for _, tool := range p.Tools() {
 		m := parseMethod(tool, kind)
 		p.methods[m.Name] = m
 	}
 	return p
 }
 
-func (p *modulePeer) send(line string) {
-	p.t.Helper()
+func (p *modulePeer) Send(line string) {
+	p.T.Helper()
 	_, err := io.WriteString(p.in, line+"\n")
-	must(p.t, err)
+	must(p.T, err)
 }
 
-func (p *modulePeer) sendCall(id, tool, arguments string) {
-	p.t.Helper()
-	p.send(rpcAs(id, "tools/call", fmt.Sprintf(`{"name":%q,"arguments":%s}`, tool, arguments)))
+func (p *modulePeer) SendCall(id, tool, arguments string) {
+	p.T.Helper()
+	p.Send(rpcAs(id, "tools/call", fmt.Sprintf(`{"name":%q,"arguments":%s}`, tool, arguments)))
 }
 
 // cancelCall cancels a call; answers to it are passed over from then on.
-func (p *modulePeer) cancelCall(id string) {
-	p.t.Helper()
-	p.cancelled[id] = false
-	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
+func (p *modulePeer) CancelCall(id string) {
+	p.T.Helper()
+	p.Cancelled[id] = false
+	p.Send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
 }
 
 // checkCancelled checks which cancelled calls have been answered. Their cancellation must have
 // been confirmed.
-func (p *modulePeer) checkCancelled(want ...string) {
-	p.t.Helper()
+func (p *modulePeer) CheckCancelled(want ...string) {
+	p.T.Helper()
 	answered := []string{}
-	for id, ok := range p.cancelled {
+	for id, ok := range p.Cancelled {
 		if ok {
 			answered = append(answered, id)
-			check(p.t, "the cancellation of "+id+" is confirmed", p.confirmed[id], true)
+			check(p.T, "the cancellation of "+id+" is confirmed", p.confirmed[id], true)
 		}
 	}
 	slices.Sort(answered)
-	check(p.t, "answers to cancelled calls", answered, want)
+	check(p.T, "answers to cancelled calls", answered, want)
 }
 
 // next returns the next line that the module writes, except confirmations of cancelled calls and
 // reports of parts.
-func (p *modulePeer) next() string {
-	p.t.Helper()
+func (p *modulePeer) Next() string {
+	p.T.Helper()
 	for {
 		if !p.out.Scan() {
-			p.t.Fatalf("the module ended: %v\n%s", p.out.Err(), p.stderr.String())
+			p.T.Fatalf("the module ended: %v\n%s", p.out.Err(), p.Stderr.String())
 		}
 		line := json.RawMessage(p.out.Text())
 		switch stringField(line, "method") {
@@ -185,13 +185,13 @@ func (p *modulePeer) next() string {
 
 // answer reads the answer to a call that was not cancelled, and returns the
 // call's id and its result or error.
-func (p *modulePeer) answer() (id, result string) {
-	p.t.Helper()
+func (p *modulePeer) Answer() (id, result string) {
+	p.T.Helper()
 	for {
-		line := json.RawMessage(p.next())
+		line := json.RawMessage(p.Next())
 		id = string(field(line, "id"))
-		if _, ok := p.cancelled[id]; ok {
-			p.cancelled[id] = true
+		if _, ok := p.Cancelled[id]; ok {
+			p.Cancelled[id] = true
 			continue
 		}
 		if e := field(line, "error"); e != nil {
@@ -201,16 +201,16 @@ func (p *modulePeer) answer() (id, result string) {
 	}
 }
 
-func (p *modulePeer) wantAnswer(id, want string) {
-	p.t.Helper()
-	got, result := p.answer()
-	check(p.t, "the call that is answered", got, id)
-	checkContains(p.t, "the answer to "+id, result, want)
+func (p *modulePeer) WantAnswer(id, want string) {
+	p.T.Helper()
+	got, result := p.Answer()
+	check(p.T, "the call that is answered", got, id)
+	checkContains(p.T, "the answer to "+id, result, want)
 }
 
 // call calls a tool as the daemon does, and returns its result or error.
-func (p *modulePeer) call(tool, arguments string) string {
-	p.t.Helper()
+func (p *modulePeer) Call(tool, arguments string) string {
+	p.T.Helper()
 	checked := json.RawMessage(arguments)
 	if m := p.methods[tool]; m != nil {
 		var err error
@@ -218,34 +218,34 @@ func (p *modulePeer) call(tool, arguments string) string {
 			return shownFailure(err.Error())
 		}
 	}
-	p.sendCall("7", tool, string(checked))
-	id, result := p.answer()
+	p.SendCall("7", tool, string(checked))
+	id, result := p.Answer()
 	if id != "7" {
-		p.t.Fatalf("%s: answer is for %s: %s", tool, id, result)
+		p.T.Fatalf("%s: answer is for %s: %s", tool, id, result)
 	}
 	return result
 }
 
 // callText returns the text of a call's result.
-func (p *modulePeer) callText(tool, arguments string) string {
-	p.t.Helper()
-	return resultText(objectOf(p.call(tool, arguments)))
+func (p *modulePeer) CallText(tool, arguments string) string {
+	p.T.Helper()
+	return resultText(objectOf(p.Call(tool, arguments)))
 }
 
 // request makes a request and returns its result.
-func (p *modulePeer) request(method, params string) json.RawMessage {
-	p.t.Helper()
-	p.send(rpcAs("0", method, params))
-	line := json.RawMessage(p.next())
+func (p *modulePeer) Request(method, params string) json.RawMessage {
+	p.T.Helper()
+	p.Send(rpcAs("0", method, params))
+	line := json.RawMessage(p.Next())
 	if field(line, "result") == nil {
-		p.t.Fatalf("%s: %s", method, line)
+		p.T.Fatalf("%s: %s", method, line)
 	}
 	return field(line, "result")
 }
 
-func (p *modulePeer) tools() (tools []json.RawMessage) {
-	p.t.Helper()
-	must(p.t, json.Unmarshal(field(p.request("tools/list", "{}"), "tools"), &tools))
+func (p *modulePeer) Tools() (tools []json.RawMessage) {
+	p.T.Helper()
+	must(p.T, json.Unmarshal(field(p.Request("tools/list", "{}"), "tools"), &tools))
 	return tools
 }
 
@@ -253,53 +253,53 @@ func (p *modulePeer) tools() (tools []json.RawMessage) {
 type lineExchange struct{ send, want string }
 
 func (p *modulePeer) exchange(lines []lineExchange) {
-	p.t.Helper()
+	p.T.Helper()
 	for _, line := range lines {
 		if line.send != "" {
-			p.send(line.send)
+			p.Send(line.send)
 		}
-		checkContains(p.t, "after "+line.send, p.next(), line.want)
+		checkContains(p.T, "after "+line.send, p.Next(), line.want)
 	}
 }
 
 // end closes stdin and returns what was written since the last line read.
-func (p *modulePeer) end() string {
-	p.t.Helper()
+func (p *modulePeer) End() string {
+	p.T.Helper()
 	p.in.Close()
 	var rest []string
 	for p.out.Scan() {
 		rest = append(rest, p.out.Text())
 	}
 	if err := p.cmd.Wait(); err != nil {
-		p.t.Errorf("exit: %v\n%s", err, p.stderr.String())
+		p.T.Errorf("exit: %v\n%s", err, p.Stderr.String())
 	}
 	return strings.Join(rest, "\n")
 }
 
 // nextAsk reads the next line, which must be a request to the client for a call.
 // It returns the request's id, as JSON.
-func (p *modulePeer) nextAsk(call, method, params string) string {
-	p.t.Helper()
-	line := json.RawMessage(p.next())
+func (p *modulePeer) NextAsk(call, method, params string) string {
+	p.T.Helper()
+	line := json.RawMessage(p.Next())
 	got := field(line, "params")
 	if stringField(line, "method") != method ||
 		string(field(field(got, "_meta"), "usher/call")) != call {
-		p.t.Fatalf("got %s, want call %s to ask for %s", line, call, method)
+		p.T.Fatalf("got %s, want call %s to ask for %s", line, call, method)
 	}
 	if params != "" {
-		check(p.t, "params", canonical(got), canonical(params))
+		check(p.T, "params", canonical(got), canonical(params))
 	}
 	return string(field(line, "id"))
 }
 
-func (p *modulePeer) reply(ask, result string) {
-	p.t.Helper()
-	p.send(`{"jsonrpc":"2.0","id":` + ask + `,"result":` + result + `}`)
+func (p *modulePeer) Reply(ask, result string) {
+	p.T.Helper()
+	p.Send(`{"jsonrpc":"2.0","id":` + ask + `,"result":` + result + `}`)
 }
 
-func (p *modulePeer) replyError(ask, err string) {
-	p.t.Helper()
-	p.send(`{"jsonrpc":"2.0","id":` + ask + `,"error":` + err + `}`)
+func (p *modulePeer) ReplyError(ask, err string) {
+	p.T.Helper()
+	p.Send(`{"jsonrpc":"2.0","id":` + ask + `,"error":` + err + `}`)
 }
 
 // canonical returns JSON with its keys sorted, its numbers unchanged and no white space. It returns

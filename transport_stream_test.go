@@ -19,32 +19,32 @@ func TestStreamsEndWithClaim(t *testing.T) {
 	claim := newClaimFor(t, p.Base, p.dir+"/proj")
 	code := claim.Code.Reveal()
 	c := p.session()
-	c.awaitTools(allTools...)
-	first, _ := c.listen()
-	second, _ := c.listen()
+	c.AwaitTools(allTools...)
+	first, _ := c.Listen()
+	second, _ := c.Listen()
 	checkSees(t, "with a claim", c, seesProj, inHeader(code))
 	hear(t, second, changedTools)
 	for n, events := range []<-chan event{first, second} { // they end, as the session has a claim now
 		check(t, fmt.Sprint("messages on stream ", n+1), len(remainingEvents(t, events)), 0)
 	}
-	c.awaitTools(projTools...)
-	third, _ := c.listen()
+	c.AwaitTools(projTools...)
+	third, _ := c.Listen()
 	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
 	hear(t, third, changedTools)
-	c.awaitTools("a_pid", "a_sleep", "a_x", "new_x")
+	c.AwaitTools("a_pid", "a_sleep", "a_x", "new_x")
 	p.putClaims("[" + p.claimRecord(code, "/proj", claim.CreatedAt, time.Second) + "]")
 	hear(t, third, changedTools)
 	check(t, "messages on the stream of the ended claim", len(remainingEvents(t, third)), 0)
 	// From here on it hears nothing, whatever happens in the workspace.
 	free := p.session()
-	free.tools()
-	control, _ := free.listen()
+	free.Tools()
+	control, _ := free.Listen()
 	writeFakes(t, p.dir, "proj/newer: good tools=x", "other/newer: good tools=x")
 	hear(t, control, changedTools)
 	checkEnded(t, c)
-	last, _ := c.listen()
-	free.call("a_x", "")
-	c.end() // which ends the stream
+	last, _ := c.Listen()
+	free.Call("a_x", "")
+	c.End() // which ends the stream
 	check(t, "messages on the last stream", len(remainingEvents(t, last)), 0)
 	checkSees(t, "after DELETE", c, "404")
 	checkSees(t, "after DELETE, with a code", c, "404", inHeader(p.code("")))
@@ -53,12 +53,12 @@ func TestStreamsEndWithClaim(t *testing.T) {
 // checkEnded checks what a session whose claim has ended gets.
 func checkEnded(t *testing.T, c *testClient) {
 	t.Helper()
-	again := c.post(initialize)
+	again := c.Post(initialize)
 	check(t, "the id of a session that it begins", again.Header.Get(sessionHeader), "")
-	checkContains(t, "a session that it begins", again.failure(),
+	checkContains(t, "a session that it begins", again.Failure(),
 		"claim of this session has ended")
 	for _, method := range lists {
-		checkContains(t, method, c.ask(method, "").Body, ":[]}")
+		checkContains(t, method, c.Ask(method, "").Body, ":[]}")
 	}
 	for method, params := range map[string]string{
 		"tools/call":     `{"name":"a_x"}`,
@@ -67,11 +67,11 @@ func checkEnded(t *testing.T, c *testClient) {
 		"completion/complete": `{"ref":{"type":"ref/prompt","name":"a_x"},"argument":{"name":"n",` +
 			`"value":""}}`,
 	} {
-		a := c.ask(method, params)
+		a := c.Ask(method, params)
 		check(t, "status of "+method, a.Status, 200)
-		checkContains(t, method, a.failure(), "claim of this session has ended")
+		checkContains(t, method, a.Failure(), "claim of this session has ended")
 	}
-	check(t, "ping", c.ask("ping", "").failure(), "")
+	check(t, "ping", c.Ask("ping", "").Failure(), "")
 }
 
 // A listener hears of the changes it asked for, under its id, until the daemon stops.
@@ -80,17 +80,17 @@ func TestListenersHearOfChanges(t *testing.T) {
 	d := startFakes(t, "a: good tools=x")
 	c := newStateless(t, d.URL)
 	const bothLists = `"toolsListChanged":true,"promptsListChanged":true`
-	both, _ := c.modernListen(`7`, `{`+bothLists+`,"resources":true,"nope":true}`, `{`+
+	both, _ := c.ModernListen(`7`, `{`+bothLists+`,"resources":true,"nope":true}`, `{`+
 		bothLists+`}`)
 	const promptsAlone = `{"promptsListChanged":true}`
-	prompts, _ := c.modernListen(`"7"`,
+	prompts, _ := c.ModernListen(`"7"`,
 		`{"promptsListChanged":true,"toolsListChanged":false}`, promptsAlone)
 	hearAll := func(step, id string, events <-chan event, want ...string) {
 		t.Helper()
 		var got []string
 		for range want {
 			e := wantEvent(t, events, "list_changed", `"`+metaSubscription+`":`+id)
-			got = append(got, strings.Split(stringField(e.msg(), "method"), "/")[1])
+			got = append(got, strings.Split(stringField(e.Msg(), "method"), "/")[1])
 		}
 		slices.Sort(got)
 		check(t, step+": lists that "+id+" hears of", got, want)
@@ -112,8 +112,8 @@ func TestListenersHearOfChanges(t *testing.T) {
 			t.Errorf("%s at the daemon's stop: %d messages, want one: %v", id, len(last), last)
 			continue
 		}
-		result := field(last[0].msg(), "result")
-		check(t, "id", string(field(last[0].msg(), "id")), id)
+		result := field(last[0].Msg(), "result")
+		check(t, "id", string(field(last[0].Msg(), "id")), id)
 		check(t, "resultType", stringField(result, "resultType"), resultComplete)
 		check(t, "subscription", string(field(result, "_meta", metaSubscription)), id)
 	}
@@ -127,18 +127,18 @@ func TestListenersStayInTheirScope(t *testing.T) {
 	writeShared(t, p.dir+"/other", "o", "good tools=touch res=o")
 	c := newStateless(t, p.URL)
 	await(t, "both modules", func() bool {
-		return len(strings.Fields(c.sees())) == 7
+		return len(strings.Fields(c.Sees())) == 7
 	})
 	code := p.code("/proj")
 	scoped := inHeader(code)
 	const tools = `{"toolsListChanged":true}`
-	lists, _ := c.modernListen(`1`, tools, tools, scoped)
+	lists, _ := c.ModernListen(`1`, tools, tools, scoped)
 	// Changes of resources are not reported to clients without sessions.
 	const resources = `{"toolsListChanged":true,"resourceSubscriptions":["r://one"]}`
-	free, _ := c.modernListen(`3`, resources, tools)
+	free, _ := c.ModernListen(`3`, resources, tools)
 
 	p.revoke(code)
-	listen := c.modern("subscriptions/listen", `{"notifications":`+tools+`}`, scoped)
+	listen := c.Modern("subscriptions/listen", `{"notifications":`+tools+`}`, scoped)
 	check(t, "status of a listener after the claim's end", listen.Status, 400)
 	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
 	wantEvent(t, free, changedTools)
@@ -153,16 +153,16 @@ func TestSubscriptionsBelongToSessions(t *testing.T) {
 	writeFakes(t, p.dir, "proj/r: good tools=touch res=r", "other/o: good tools=touch res=o")
 	writeShared(t, p.dir+"/proj", "s", "good tools=x res=s")
 	free := connect(t, p.URL)
-	await(t, "the modules", func() bool { return len(free.tools()) == 8 })
+	await(t, "the modules", func() bool { return len(free.Tools()) == 8 })
 	code := p.code("/proj")
 	c := connectAs(t, p.URL, protocols[0], inHeader(code))
 	other := connectAs(t, p.URL, protocols[0], inHeader(code))
-	events, _ := c.listen()
-	others, hangUp := other.listen()
+	events, _ := c.Listen()
+	others, hangUp := other.Listen()
 	ask := func(method, uri string) string {
-		return c.ask("resources/"+method, `{"uri":"`+uri+`"}`).Body
+		return c.Ask("resources/"+method, `{"uri":"`+uri+`"}`).Body
 	}
-	touch := func(uri string) string { return c.call("r_touch", `{"uri":"`+uri+`"}`).Body }
+	touch := func(uri string) string { return c.Call("r_touch", `{"uri":"`+uri+`"}`).Body }
 	checkContains(t, "out of scope", ask("subscribe", "o://one"), "unknown resource")
 	checkContains(t, "a shared process", ask("subscribe", "s://one"), "does not report resource changes")
 	checkContains(t, "a subscription", ask("subscribe", "r://one"), `"result":{}`)
@@ -173,7 +173,7 @@ func TestSubscriptionsBelongToSessions(t *testing.T) {
 	}
 	ask("unsubscribe", "r://one")
 	checkContains(t, "a change after the end of the subscription", touch("r://one"), "nobody")
-	inOther := other.call("r_touch", `{"uri":"r://many/1"}`).Body
+	inOther := other.Call("r_touch", `{"uri":"r://many/1"}`).Body
 	checkContains(t, "another session's process", inOther, "nobody")
 	hangUp()
 	check(t, "what the other session heard of", len(remainingEvents(t, others)), 0)

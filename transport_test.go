@@ -26,10 +26,10 @@ func TestPanicEndsRequest(t *testing.T) {
 		hooks := webhooksOf(b.server.modules)
 		hooks.log = log
 		for what, ask := range map[string]func() string{
-			"a list": func() string { return c.ask("tools/list", "").Body },
-			"a call": func() string { return c.call("m_m", "").Body },
+			"a list": func() string { return c.Ask("tools/list", "").Body },
+			"a call": func() string { return c.Call("m_m", "").Body },
 			"a call without session": func() string {
-				return b.modern("tools/call", `{"name":"m_m"}`).Body
+				return b.Modern("tools/call", `{"name":"m_m"}`).Body
 			},
 			"a webhook": func() string { return hooks.answer("POST", "m/x", shown, nil).Body.String() },
 		} {
@@ -40,7 +40,7 @@ func TestPanicEndsRequest(t *testing.T) {
 		}
 		checkContains(t, "the log", out.String(), "transport_test.go")
 		b.server.modules = good
-		check(t, "a call afterwards", c.call("m_wait", "").failure(), "")
+		check(t, "a call afterwards", c.Call("m_wait", "").Failure(), "")
 		changed := func(*Worker) { panic("in reading") }
 		w := newWorker(t.Context(), workerConfig{module: "a", log: log, listChanged: changed})
 		w.update(func(s *workerState) { s.advance(workerReady) })
@@ -62,9 +62,9 @@ func TestThereIsNoLogin(t *testing.T) {
 		"mcp/.well-known/openid-configuration", "register",
 	} {
 		for _, method := range []string{"GET", "POST"} {
-			req := c.request(method, "")
+			req := c.Request(method, "")
 			req.URL.Path = "/" + path
-			a := c.do(req)
+			a := c.Do(req)
 			check(t, method+" "+path, a.Status, 404)
 			checkContains(t, method+" "+path, a.Body, "usher has no login", claimHeader)
 			check(t, method+" "+path, a.Header.Get("WWW-Authenticate"), "")
@@ -146,14 +146,14 @@ func TestRequestsAreChecked(t *testing.T) {
 				method, path, _ = strings.Cut(line, " ")
 				header = rest
 			}
-			req := c.request(method, cmp.Or(tt.body, rpcText("ping", "{}")))
+			req := c.Request(method, cmp.Or(tt.body, rpcText("ping", "{}")))
 			req.URL.Path += path
 			if host, ok := strings.CutPrefix(header, "Host: "); ok {
 				req.Host = host
 			} else {
 				setHeaders(req, header)
 			}
-			a := c.do(req)
+			a := c.Do(req)
 			check(t, "status", a.Status, tt.status)
 			checkContains(t, "the answer", a.Body, tt.says)
 			check(t, "it has a request id", a.Header.Get(requestIDHeader) != "",
@@ -209,7 +209,7 @@ func TestSSEMessagesCount(t *testing.T) {
 		c, x := b.openSSE("")
 		const size = 10_000
 		echo := strings.Repeat("x", size)
-		c.post(c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":1,"echo":"`+echo+`"}}`))
+		c.Post(c.Message("tools/call", `{"name":"m_wait","arguments":{"seconds":1,"echo":"`+echo+`"}}`))
 		synctest.Wait()
 		held := heldBytes(b.server.memory)
 		check(t, "a call counts", held > size, true)
@@ -227,8 +227,8 @@ func TestStreamsEndWithTheDaemon(t *testing.T) {
 		_, old := b.openSSE("")
 		streams := map[string]*exchange{
 			"HTTP+SSE":   old,
-			"2025-11-25": b.begin(b.open("2025-11-25").getRequest()),
-			"2026-07-28": b.begin(b.modernPOST("1", listenMethod, `{"notifications":{}}`)),
+			"2025-11-25": b.begin(b.open("2025-11-25").GetRequest()),
+			"2026-07-28": b.begin(b.ModernPOST("1", listenMethod, `{"notifications":{}}`)),
 		}
 		synctest.Wait()
 		b.stop()
@@ -302,7 +302,7 @@ func TestBatchesAreRefused(t *testing.T) {
 	ping := rpcAs("7", "ping", "{}")
 	for _, version := range protocols {
 		for _, body := range []string{"[" + ping + "," + ping + "]", " \n[]"} {
-			a := connectAs(t, d.URL, version).post(body)
+			a := connectAs(t, d.URL, version).Post(body)
 			check(t, version+": status", a.Status, 400)
 			checkContains(t, version, a.Body, `"code":-32600`, "batches")
 			checkOmits(t, version, a.Body, `"id"`)
@@ -326,8 +326,8 @@ func TestBatchesAreRefused(t *testing.T) {
 	})
 	t.Run("HTTP+SSE", func(t *testing.T) {
 		c := connectSSE(t, d.URL, func(r *http.Request) { r.URL.Path = "/mcp/" })
-		checkNext(t, func(s string) { c.post(s) }, func() string {
-			return wantEvent(t, c.events).data
+		checkNext(t, func(s string) { c.Post(s) }, func() string {
+			return wantEvent(t, c.Events).Data
 		})
 	})
 }
@@ -342,30 +342,30 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 	call := func() {
 		t.Helper()
 		before := d.logged("fake: sleeping")
-		c.post(rpcAs(`"s"`, "tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`))
+		c.Post(rpcAs(`"s"`, "tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`))
 		await(t, "the call to begin", func() bool {
 			return d.logged("fake: sleeping") > before
 		})
 	}
 	call()
-	c.post(rpcAs(`"s"`, "ping", "{}"))
-	wantEvent(t, c.events, `"id":"s"`, "is already in use")
-	other.cancel(`"s"`)
-	other.ask("ping", "")
+	c.Post(rpcAs(`"s"`, "ping", "{}"))
+	wantEvent(t, c.Events, `"id":"s"`, "is already in use")
+	other.Cancel(`"s"`)
+	other.Ask("ping", "")
 	check(t, "calls that another session cancelled", cancelled(), 0)
-	c.cancel(`"s"`)
+	c.Cancel(`"s"`)
 	await(t, "the module to hear of it", func() bool { return cancelled() == 1 })
 	call()
-	c.hangUp()
+	c.HangUp()
 	await(t, "the module to hear that the client is gone", func() bool {
 		return cancelled() == 2
 	})
 	await(t, "404", func() bool {
-		return c.post(rpcText("ping", "{}")).Status == 404
+		return c.Post(rpcText("ping", "{}")).Status == 404
 	})
-	res, _, _ := c.get()
+	res, _, _ := c.Get()
 	check(t, "status of a GET of an ended session", res.StatusCode, 404)
-	checkContains(t, "the other session", other.ask("ping", ""), `"result"`)
+	checkContains(t, "the other session", other.Ask("ping", ""), `"result"`)
 }
 
 // A call of a session continues when its stream breaks, and its answer is lost.
@@ -375,13 +375,13 @@ func TestCallSurvivesItsStream(t *testing.T) {
 	d := startFakes(t, "a: good tools=progress,release")
 	c := connect(t, d.URL)
 	const params = `{"name":"a_progress","arguments":{"n":4,"hold":2},"_meta":{"progressToken":"p"}}`
-	_, events, hangUp := openStream(t, c.asking("tools/call", params))
-	check(t, "the id of an event", wantEvent(t, events, `"progress":1`).id, "")
+	_, events, hangUp := openStream(t, c.Asking("tools/call", params))
+	check(t, "the id of an event", wantEvent(t, events, `"progress":1`).ID, "")
 	hangUp()
-	c.call("a_release", "")
+	c.Call("a_release", "")
 	d.awaitLog(t, "method=progress outcome=done")
 	c.Header.Set("Last-Event-ID", "1")
-	events, hangUp = c.listen()
+	events, hangUp = c.Listen()
 	hangUp()
 	check(t, "messages of a later stream", len(remainingEvents(t, events)), 0)
 }

@@ -267,9 +267,9 @@ func TestWebhookInEachLanguage(t *testing.T) {
 			checkContains(t, "a failure", a.Body, "no more")
 			checkOmits(t, "a failure", a.Body, dir)
 			c := connect(t, d.URL)
-			checkOmits(t, "tools/list", c.ask("tools/list", "").Body, webhookParam,
+			checkOmits(t, "tools/list", c.Ask("tools/list", "").Body, webhookParam,
 				"@webhook", "@signature")
-			a = c.call("m_handleIt",
+			a = c.Call("m_handleIt",
 				`{"name":"x","_webhook":{"method":"POST"},"_WEBHOOK":{"method":"POST"}}`)
 			checkOmits(t, "the arguments of an MCP client", a.Body, "POST")
 		})

@@ -54,7 +54,7 @@ func TestDeliveriesAreBounded(t *testing.T) {
 			w = h.answer(row.method, row.path, "", strings.NewReader(`{}`))
 			check(t, row.what+": status without the secret", w.Code, 401)
 		}
-		check(t, "a call over MCP", b.open(protocols[0]).call("m_wait", "").failure(), "")
+		check(t, "a call over MCP", b.open(protocols[0]).Call("m_wait", "").Failure(), "")
 		for range maxInFlight {
 			check(t, "status of a delivery within the limit", <-statuses, 200)
 		}
@@ -120,9 +120,9 @@ func TestNamesWaitForTheStart(t *testing.T) {
 	d := daemonOptions{base: base}.start(t, dir)
 	c := connect(t, d.URL)
 	called := make(chan answer, 1)
-	go func() { called <- c.call("deploy_a_run", "") }()
+	go func() { called <- c.Call("deploy_a_run", "") }()
 	checkError(t, "a delivery", d.deliver(t, "deploy/handleIt", `{}`), 409)
-	checkContains(t, "a call", (<-called).failure(), "ambiguous")
+	checkContains(t, "a call", (<-called).Failure(), "ambiguous")
 }
 
 // A delivery that is refused whatever its body is refused before its body has arrived.

@@ -71,15 +71,15 @@ func TestWebhookHasOnePath(t *testing.T) {
 	}
 
 	c := connect(t, d.URL)
-	list := c.ask("tools/list", "").Body
+	list := c.Ask("tools/list", "").Body
 	check(t, "descriptions that begin with a tag, which only conf may have",
 		strings.Count(list, `"@webhook`), 1)
 	checkOmits(t, "tools/list", list, `\n@webhook`, webhookParam)
 	checkContains(t, "tools/list", list, `"First line.\nLast line."`,
 		`"Write (@webhook) to make it one."`,
 		`"Takes it too."`)
-	a := c.call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`)
-	check(t, "the arguments of an MCP client", string(field(a.result(), "structuredContent")),
+	a := c.Call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`)
+	check(t, "the arguments of an MCP client", string(field(a.Result(), "structuredContent")),
 		`{"x":[9007199254740993]}`)
 	checkContains(t, "usher modules", modulesOf(t, dir),
 		"/webhook/host/handlePush -H ", "/webhook/inbox ",

@@ -28,11 +28,11 @@ func TestFaultyModuleIsReported(t *testing.T) {
 	write(t, dir+"/b@d.usher.go", "package main")
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
-	c.awaitTools("grows_extra1", "grows_x", "noisy_x", "twice_x")
+	c.AwaitTools("grows_extra1", "grows_x", "noisy_x", "twice_x")
 	for _, tool := range []string{"noisy_x", "twice_x", "grows_x"} {
 		for range 3 {
-			a := c.call(tool, `{"n":1}`)
-			check(t, tool+": failure", a.failure(), "")
+			a := c.Call(tool, `{"n":1}`)
+			check(t, tool+": failure", a.Failure(), "")
 			check(t, tool+": messages", len(a.Events), 1)
 			checkOmits(t, tool, a.Body, "second")
 		}
@@ -113,12 +113,12 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 	slices.Sort(want)
 	d := startDaemon(t, dir)
 	free, _ := openSession(t, d.URL)
-	free.awaitTools(want...)
+	free.AwaitTools(want...)
 	c, _ := openSession(t, d.URL, inHeader(newCode(t, d.Base, dir+"/proj")))
 	started := 0
 	for _, name := range slices.Sorted(maps.Keys(spoil)) {
 		spoil[name]()
-		failure := c.call(name+"_x", "").failure()
+		failure := c.Call(name+"_x", "").Failure()
 		check(t, "a call of "+name+" works", failure == "", false)
 		if strings.Contains(failure, "can't start") {
 			started++
