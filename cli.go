@@ -52,15 +52,14 @@ type runFunc func(ctx context.Context, args []string) error
 const anyNumber = math.MaxInt
 
 var commands = map[string]command{
-	"serve":      {0, anyNumber, true, setupServe},
-	"stdio":      {0, anyNumber, true, setupStdio},
-	"claim":      {0, anyNumber, true, setupClaim},
-	"modules":    {0, anyNumber, true, setupModules},
-	"call":       {1, 3, true, setupCall},
-	"approve":    {0, anyNumber, true, setupApprove},
-	"new":        {1, 1, false, setupNew},
-	"completion": {1, 1, false, setupCompletion},
-	"version":    {0, 0, false, setupVersion},
+	"serve":   {0, anyNumber, true, setupServe},
+	"stdio":   {0, anyNumber, true, setupStdio},
+	"claim":   {0, anyNumber, true, setupClaim},
+	"modules": {0, anyNumber, true, setupModules},
+	"call":    {1, 3, true, setupCall},
+	"approve": {0, anyNumber, true, setupApprove},
+	"new":     {1, 1, false, setupNew},
+	"version": {0, 0, false, setupVersion},
 }
 
 //go:embed help
@@ -274,39 +273,17 @@ func (a *app) withModules(
 // code that serves clients.
 func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	asJSON := fs.Bool("json", false, "print a JSON array")
-	cached := fs.Bool("cached", false, "start no module; show tools of past starts")
 	scope := declareScope(fs, "show what a session scoped to `DIR` sees")
-	code := fs.String("claim", "", "show what a client with the `CODE` sees")
 	return func(ctx context.Context, dirs []string) error {
-		if *code != "" {
-			// A claim has one folder. To cut it down further would show what no client sees.
-			if *scope != scopeAll() {
-				return usageErrorf("-scope and -claim can't be combined")
-			}
-			code, err := parseCodeArgument(*code)
-			if err != nil {
-				return err
-			}
-			// The claim's folder alone would not show that the code has expired.
-			p, err := a.claims.Lookup(code)
-			if err != nil {
-				return err
-			}
-			if p == nil {
-				return errNoClaim
-			}
-			*scope = scopeDir(p.ScopeDir)
-		}
 		roots, err := resolveRoots(dirs)
 		if err != nil {
 			return err
 		}
-		if list, ok := a.readReport(roots); ok && *scope == scopeAll() && !*cached {
+		if list, ok := a.readReport(roots); ok && *scope == scopeAll() {
 			a.print("modules", list, *asJSON)
 			return nil
 		}
-		config := registryConfig{CachedOnly: *cached}
-		return a.withModules(ctx, dirs, config, func(r *Registry) error {
+		return a.withModules(ctx, dirs, registryConfig{}, func(r *Registry) error {
 			a.print("modules", a.report(r, *scope, readDaemon(a.data).URL), *asJSON)
 			return nil
 		})
@@ -579,20 +556,6 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		if len(news) == 0 {
 			a.printf("No new or changed modules there.\n")
 		}
-		return nil
-	}
-}
-
-// setupCompletion returns the command that prints a completion script. The scripts ask usher
-// modules -cached for names, so that the Tab key starts no module.
-func setupCompletion(a *app, _ *flag.FlagSet) runFunc {
-	return func(_ context.Context, args []string) error {
-		shell := strings.Replace(args[0], "zsh", "bash", 1) // zsh reads the script for bash
-		script := helpText("complete." + shell)
-		if script == "" {
-			return usageErrorf("SHELL %q: want bash, zsh or fish", args[0])
-		}
-		a.printf("%s", script)
 		return nil
 	}
 }

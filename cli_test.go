@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,7 +43,6 @@ func TestOutputIsGolden(t *testing.T) {
 		{"help-approve", "help approve"},
 		{"help-new", "help new"},
 		{"help-stdio", "help stdio"},
-		{"help-completion", "help completion"},
 		{"help-version", "help version"},
 		{"version", "-v"},
 		{"version", "version"},
@@ -161,10 +159,10 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	c, _ := openSession(t, d.URL)
 	c.Header.Set(claimHeader, code)
 	c.AwaitTools(projTools...)
-	shown, hidden, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-claim", code,
-		"-base", base, dir), "  hidden: ")
-	checkContains(t, "usher modules -claim", shown, "a_x")
-	checkOmits(t, "usher modules -claim", shown+hidden, "b_x")
+	shown, hidden, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-scope",
+		dir+"/proj", "-base", base, dir), "  hidden: ")
+	checkContains(t, "usher modules -scope", shown, "a_x")
+	checkOmits(t, "usher modules -scope", shown+hidden, "b_x")
 	check(t, "hidden modules", strings.Count(hidden, "  hidden: "), 1)
 	out, errs, _ := usher(t, "claim", "revoke", strings.ToLower(code[:3]+"-"+code[3:]), "-base", base)
 	checkContains(t, "usher claim revoke", out, "Revoked ")
@@ -225,13 +223,11 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"serve -tls-key x", 2, "-tls-cert and -tls-key: set both or neither"},
 		{"call a x name=Ada -dir DIR", 2, `'{"name":"Ada"}'`},
 		{"call none x -dir DIR", 1, "none.usher.sh has no methods: put a comment above a function"},
-		{"completion tcsh", 2, "want bash, zsh or fish"},
 		{"modules -scope ", 2, "no such folder"},
 		{"modules -scope cli.go", 2, "want a folder, not a file"},
 		{"claim -base LOCKED", 1, "claims.lock"},
 		{"claim revoke ABCDEF hello", 2, "6 characters of 23456789"},
 		{"claim -base CORRUPT", 1, "claims.json"},
-		{"modules -claim ABCDEF", 1, "no active claim has this code"},
 		{"call", 2, "wrong number of arguments"},
 		{"call a fail -dir DIR", 1, "it did not work"},
 		{"call a fial -dir DIR", 1, "no tool a fial here: did you mean a_fail?"},
@@ -479,66 +475,6 @@ func TestPrintedCurlWorks(t *testing.T) {
 	must(t, err)
 	checkContains(t, "curl "+line, got, `"rawBody":"{}"`)
 	checkContains(t, "usher modules", rest, "forms/handle_signed, signed by its sender\n")
-}
-
-// Command lines are completed from the caches, in each shell. No module is run.
-func TestCompletionRunsNoModule(t *testing.T) {
-	long(t)
-	dir, base := twoProjects(t), t.TempDir()
-	c := newClaimFor(t, base, dir)
-	exe := testBinary(t)
-	write(t, dir+"/bin/usher", "#!/bin/sh\n"+runAsUsher+"=1 exec '"+exe+"' \"$@\"\n")
-	writeFake(t, dir+"/odd.usher", "good tools=say,$(touch${IFS}"+base+"/ran)")
-	shells := map[string][]string{
-		"bash": {"bash", "--norc", "-c",
-			`source <(usher completion bash); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
-			_usher; printf '%s\n' "${COMPREPLY[@]}"`, "-"},
-		"zsh": {"zsh", "-f", "-c", `compdef() {}; source <(usher completion zsh)
-			compgen() { for w in ${=2}; do [[ $w = $4* ]] && print -r -- $w; done }
-			COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _usher; print -rl -- $COMPREPLY`, "-"},
-		"fish": {"fish", "--no-config", "-c",
-			`usher completion fish | source; complete -C "$argv" | string replace -r '\t.*' ''; true`},
-	}
-	fill := strings.NewReplacer("BASE", base, "DIR", dir)
-	usher(t, "modules", "-base", base, dir) // caches the tools
-	write(t, dir+"/mark.usher", "#!/bin/sh\ntouch "+base+"/ran\n")
-	for shell, command := range shells {
-		t.Run(shell, func(t *testing.T) {
-			if _, err := exec.LookPath(shell); err != nil && shell != "bash" {
-				skip(t, err)
-			}
-			need(t, shell)
-			for line, want := range map[string]string{
-				"usher comp":                            "completion",
-				"usher claim ":                          "list revoke",
-				"usher claim -base BASE revoke ":        c.Code.Dashed(),
-				"usher serve -allow":                    "-allow-host -allow-origin",
-				"usher serve --allow":                   "--allow-host --allow-origin",
-				"usher completion f":                    "fish",
-				"usher call -base BASE -dir DIR ":       "a b c odd",
-				"usher call -dir DIR -base BASE odd ":   "say",
-				"usher call -dir DIR -base BASE a s":    "sleep",
-				"usher call -scope DIR/proj -dir DIR z": "",
-
-				"usher call -dir DIR -base BASE x$/!etouch\tBASE/ran\t# ": "",
-			} {
-				line = fill.Replace(line)
-				args := strings.Split(line, " ")
-				if shell == "fish" {
-					args = []string{line}
-				}
-				cmd := exec.Command(command[0], append(command[1:], args...)...)
-				cmd.Env = append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"),
-					"USHER_BASE="+base, "HOME="+base)
-				got, err := cmd.Output()
-				must(t, err)
-				words := strings.Fields(string(got))
-				slices.Sort(words)
-				check(t, line, strings.Join(words, " "), want)
-			}
-			checkExists(t, base+"/ran", false) // by a module, or the name of a tool
-		})
-	}
 }
 
 // While a daemon serves a folder, usher modules prints the modules below it from the

@@ -60,7 +60,6 @@ type registryConfig struct {
 	Idle        time.Duration // after which an unused process is stopped; 0 is never
 	Log         *slog.Logger
 	Only        func(name string) bool // selects the modules to host; nil selects all
-	CachedOnly  bool                   // host only modules with cached lists; start none
 	Watch       bool                   // scan the workspace again and again
 
 	Approved string   // the path of the record of approved modules; "" if all modules may run
@@ -407,8 +406,6 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 		o.fail(found.Invalid)
 	case known != nil:
 		o.serve(known)
-	case o.registry.CachedOnly:
-		o.fail(errors.New("not in the cache: omit -cached"))
 	default:
 		o.work()
 	}

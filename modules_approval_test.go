@@ -141,10 +141,9 @@ func approveAll(t *testing.T, data string, dirs ...string) int {
 func refusedModules(t *testing.T, data string, dirs ...string) (names []string) {
 	t.Helper()
 	r := registryOf(t, registryConfig{
-		Roots:      dirs,
-		CachedOnly: true,
-		Approved:   data + "/" + approvedName,
-		Served:     dirs,
+		Roots:    dirs,
+		Approved: data + "/" + approvedName,
+		Served:   dirs,
 	})
 	for _, s := range r.catalog.Load().modules {
 		if errors.Is(s.Err, errUnapproved) {

@@ -530,9 +530,9 @@ func (s *scan) folder(path string) {
 	}
 }
 
-// foreignModule matches the name of a module in another language, or with a slip in "usher", but
-// not names such as x.usher.go~ and x.usher.go.bak, which editors give to copies.
-var foreignModule = regexp.MustCompile(`^[^.]+\.(usher|ushr|uhser|usehr)\.[a-z]+$`)
+// foreignModule matches the name of a module in another language, but not names such as x.usher.go~
+// and x.usher.go.bak, which editors give to copies.
+var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[a-z]+$`)
 
 // unsearched matches a path through a folder that is not searched.
 var unsearched = regexp.MustCompile(`(^|/)(\.[^/]*|node_modules|vendor)/`)
