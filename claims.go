@@ -19,7 +19,6 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -223,8 +222,7 @@ func (p *Principal) waitFor(ctx context.Context, done <-chan struct{}) error {
 // claims. Immutable, except for purging.
 type claimsFile struct {
 	// file is kept open so that its inode can't be reused for a later claims.json with the
-	// same size and time. On Windows, where an open file can't be replaced, it is closed;
-	// there, file ids are not reused that soon.
+	// same size and time.
 	file    *os.File
 	info    fs.FileInfo
 	claims  []Claim // soonest expiry first
@@ -289,10 +287,8 @@ func readClaims(path string) (f *claimsFile, err error) {
 	if err == nil {
 		f, err = parseClaims(data)
 	}
-	if err != nil || runtime.GOOS == "windows" {
-		file.Close()
-	}
 	if err != nil {
+		file.Close()
 		return nil, errUnreadable(path, err)
 	}
 	f.file = file

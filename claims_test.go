@@ -243,7 +243,6 @@ func TestFailedPurgeIsLogged(t *testing.T) {
 // kept inode can't come back.
 func TestLookupSeesEveryReplacement(t *testing.T) {
 	long(t)
-	needUnix(t)
 	dir := newDataDir(t)
 	path := writeClaimsFile(t, dir, "["+claimA+"]")
 	at := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)

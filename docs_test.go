@@ -65,7 +65,6 @@ type page struct {
 // The commands in the documentation print what the pages say.
 func TestDocs(t *testing.T) {
 	long(t)
-	needUnix(t)
 	var pages sync.WaitGroup
 	for _, path := range docPages() {
 		pages.Go(func() { t.Run(path, func(t *testing.T) { runPage(t, path) }) })

@@ -67,8 +67,7 @@
 //   - A pid that is reused within 30 s of a crash. Writers then fail until the token is
 //     30 s old.
 //   - Order: waiting writers get the token in random order.
-//   - Power failure with a disk that does not obey fsync. On Windows, folders can't be
-//     synced, so a power failure may undo the last change and leave the old file.
+//   - Power failure with a disk that does not obey fsync.
 
 package main
 
@@ -163,7 +162,7 @@ func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 		}
 		if len(names) == 1 && !t.inUse(names[0]) {
 			held := t.newName()
-			err := renameFile(filepath.Join(t.dir, names[0]), filepath.Join(t.dir, held))
+			err := os.Rename(filepath.Join(t.dir, names[0]), filepath.Join(t.dir, held))
 			if err == nil {
 				t.step("taken")
 				return held, nil
@@ -189,7 +188,7 @@ func (t *writeToken) use(held string, write func(held string) error) error {
 		// The error does not matter: a token that was not released has been taken over,
 		// or will be when it is old. The pause gives other processes time to see the free
 		// token, even if this process writes continually.
-		renameFile(filepath.Join(t.dir, held), filepath.Join(t.dir, tokenFree))
+		os.Rename(filepath.Join(t.dir, held), filepath.Join(t.dir, tokenFree))
 		time.Sleep(mathrand.N(8 * time.Millisecond))
 	}()
 	if err := t.sweep(); err != nil {
@@ -216,7 +215,7 @@ func (t *writeToken) replace(held, path string, data []byte, unchanged func() er
 	}
 	if err == nil {
 		t.step("renaming")
-		err = renameFile(temp, path)
+		err = os.Rename(temp, path)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return errStartOver // the token is gone, or the next holder has swept the temporary file
@@ -287,9 +286,7 @@ func (t *writeToken) newName() string {
 }
 
 // sweep removes the temporary files of all earlier holders. The proof needs this to stop an
-// earlier holder that is still alive, so sweep must not fail. (On Windows, a file that is
-// open can't be removed. But then its writer has not closed it yet, so it has not checked
-// its token yet, and will find it gone.)
+// earlier holder that is still alive, so sweep must not fail.
 func (t *writeToken) sweep() error {
 	entries, err := os.ReadDir(t.dataDir)
 	if err != nil {
@@ -299,7 +296,7 @@ func (t *writeToken) sweep() error {
 		if !strings.Contains(e.Name(), tokenTemp) {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(t.dataDir, e.Name())); err != nil && !isShared(err) {
+		if err := os.RemoveAll(filepath.Join(t.dataDir, e.Name())); err != nil {
 			return err
 		}
 	}
@@ -314,7 +311,7 @@ func replaceFile(path string, data []byte) error {
 	defer os.Remove(temp) // fails after the rename
 	err := writeFile(temp, data, os.O_TRUNC, 0o600)
 	if err == nil {
-		err = renameFile(temp, path)
+		err = os.Rename(temp, path)
 	}
 	if err == nil {
 		err = syncFolder(filepath.Dir(path))
@@ -325,8 +322,7 @@ func replaceFile(path string, data []byte) error {
 // writeFile writes and syncs a file, and creates its folder if necessary. Until it returns,
 // readers may find an incomplete file. Several processes may write the file at the same time. flag
 // is os.O_TRUNC, os.O_EXCL if the file must not exist, or 0 if all writers write the same data:
-// then each of them finds all of it once it has written it. The caller may rename the file
-// afterwards: Windows renames no open file.
+// then each of them finds all of it once it has written it.
 func writeFile(path string, data []byte, flag int, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -343,13 +339,8 @@ func writeFile(path string, data []byte, flag int, mode fs.FileMode) error {
 	return cmp.Or(err, closeErr)
 }
 
-// renameFile calls os.Rename, on Windows until no other process has the file open.
-func renameFile(from, to string) error {
-	return whileShared(func() error { return os.Rename(from, to) })
-}
-
 // whileShared calls do until it succeeds, for a second at most, as long as its error is
-// that another process has the file open (on Windows) or locked.
+// that another process has locked the file.
 func whileShared(do func() error) error {
 	err := do()
 	for n := 0; n < 100 && isShared(err); n++ {

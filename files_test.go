@@ -326,7 +326,6 @@ func TestHalfAFolderIsRemoved(t *testing.T) {
 // continues, no record is lost.
 func TestStoppedWriterLosesNothing(t *testing.T) {
 	long(t)
-	needUnix(t)
 	stop, cont := syscall.Signal(19), syscall.Signal(18) // SIGSTOP, SIGCONT
 	if runtime.GOOS == "darwin" {
 		stop, cont = 17, 19

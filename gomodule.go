@@ -229,9 +229,6 @@ func buildGoModule(
 	}
 	defer os.RemoveAll(temp)
 	binary := filepath.Join(folder, "module-"+rand.Text())
-	if runtime.GOOS == "windows" {
-		binary += ".exe"
-	}
 	loaded, err = source.build(ctx, g, filepath.Dir(path), temp, binary)
 	if err == nil {
 		loaded.Binary = binary

@@ -292,7 +292,6 @@ func TestGoModuleWithoutGo(t *testing.T) {
 // The go command, which runs what a workspace says (cgo, a toolchain of its own), gets no
 // secret of webhooks.
 func TestGoCommandGetsNoSecrets(t *testing.T) {
-	needUnix(t)
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
 	seen, program := t.TempDir()+"/seen", dir+"/bin/go"
 	write(t, program, "#!/bin/sh\nenv >'"+seen+"'\nexit 1\n")
@@ -426,7 +425,6 @@ func TestBuildReadsWhatIsApproved(t *testing.T) {
 
 // An edit of the file during its build, even before the go command has listed the parts, is a change.
 func TestEditDuringBuildIsAChange(t *testing.T) {
-	needUnix(t)
 	for _, step := range []string{"list", "build", "none"} {
 		dir := t.TempDir()
 		path := dir + "/m.usher.go"

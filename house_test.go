@@ -17,7 +17,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -30,9 +29,7 @@ var layers = []struct {
 	files []string
 }{
 	{"ground", []string{
-		"jsonrpc.go", "http.go", "limit.go", "outbox.go", "proc_unix.go",
-		"proc_windows.go", "files.go",
-		"era.go",
+		"jsonrpc.go", "http.go", "limit.go", "outbox.go", "proc_unix.go", "files.go", "era.go",
 	}},
 	{"core", []string{"claims.go", "session.go", "scope.go"}},
 	{"modules", []string{
@@ -145,9 +142,7 @@ var checkedHouse = sync.OnceValues(func() (*house, error) {
 			return nil, err
 		}
 		h.files[name] = f
-		if name != "proc_windows.go" || runtime.GOOS == "windows" {
-			checked = append(checked, f)
-		}
+		checked = append(checked, f)
 	}
 	lookup, err := exportData(checked)
 	if err != nil {

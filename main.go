@@ -23,7 +23,7 @@
 //	          http.go         Host and Origin, bodies, errors with a status
 //	          limit.go        the table of limits, the counter
 //	          outbox.go       everything sent to a client: plain JSON or an event stream
-//	          proc_unix.go, proc_windows.go   processes and their groups
+//	          proc_unix.go    processes and their groups, locks of files
 //	          files.go        atomic writes and the write token
 //	          era.go          the two eras of MCP and the conversions between them
 //	core      claims.go       claim codes, the file that stores them, principals

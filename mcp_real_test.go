@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -158,9 +157,6 @@ func (r *realWorkspace) runClients(t *testing.T, server ...string) {
 // awaitNoProcess waits until no process names a path below root.
 func (r *realWorkspace) awaitNoProcess(t *testing.T) {
 	t.Helper()
-	if runtime.GOOS == "windows" {
-		return // which has no ps
-	}
 	var left []string
 	defer func() {
 		if len(left) > 0 {

@@ -17,7 +17,6 @@ import (
 func TestNewModuleIsRefused(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	needUnix(t)
 	dir, base := t.TempDir(), t.TempDir()
 	script := func(says string) string { return "# Says it.\nsay() { echo " + says + "; }\n" }
 	source := func(says string) string {
@@ -199,7 +198,6 @@ func TestBrokenRecordApprovesNothing(t *testing.T) {
 func TestNewPythonIsRefused(t *testing.T) {
 	needLanguage(t, ".py")
 	long(t)
-	needUnix(t)
 	dir, base, ran := tempDir(t), t.TempDir(), t.TempDir()+"/ran"
 	write(t, dir+"/m.usher.py", "def say(): return 'said'\n")
 	d := daemonOptions{base: base}.start(t, dir, "-require-claim", "-idle", "1ms") // ends the running process
@@ -225,7 +223,6 @@ func TestNewPythonIsRefused(t *testing.T) {
 // Approval covers the interpreter of a Python module: its path, its target and pyvenv.cfg. That of
 // a file that lists its dependencies is the one that makes their environment.
 func TestInterpreterIsHashed(t *testing.T) {
-	needUnix(t)
 	dir, outside, data := tempDir(t), tempDir(t), t.TempDir()
 	t.Setenv("PATH", dir+"/.bin:"+os.Getenv("PATH"))
 	python, config := dir+"/.venv/bin/python", dir+"/.venv/pyvenv.cfg"
@@ -315,7 +312,6 @@ func TestWatchHostsLaterModules(t *testing.T) {
 // The program of a Go module whose file changed while it was built does not run.
 func TestBuildChecksApproval(t *testing.T) {
 	alone(t) // it sets a variable
-	needUnix(t)
 	dir, data, bin := tempDir(t), t.TempDir(), t.TempDir()
 	module, ran := dir+"/a.usher.go", bin+"/ran"
 	write(t, module, goHead+"import \"os\"\n\nfunc A() { os.Exit(1) }\n")

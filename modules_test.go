@@ -59,7 +59,7 @@ func TestFoldersAreSearched(t *testing.T) {
 		"gone.usher\n  not hosted: no such file",
 		"no_line\" can't start: it must begin with a line such as #!/bin/sh\n",
 		"crlf\" can't start: its \"cwd\" or the program in its first",
-		"x.usher.rb\n  not hosted: unsupported file: want .usher, .usher.exe, .usher.go, ")
+		"x.usher.rb\n  not hosted: unsupported file: want .usher, .usher.go, ")
 }
 
 // A call after an edit reaches the new version, and no call under way fails. A call of an unknown

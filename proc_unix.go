@@ -33,9 +33,6 @@ func startGroup(cmd *exec.Cmd) (group, error) {
 // was one that could get it.
 func (g group) signal(sig syscall.Signal) bool { return syscall.Kill(-int(g), sig) == nil }
 
-// close does nothing: see proc_windows.go.
-func (g group) close() {}
-
 // processAlive reports whether a process with this id exists, of any user. A zombie does not
 // count.
 func processAlive(pid int) bool {

@@ -15,7 +15,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -97,7 +96,6 @@ func (c *child) end() {
 		defer c.groups.mu.Unlock()
 		delete(c.groups.left, c)
 		c.groups.tell("-", c.group)
-		c.group.close()
 	})
 }
 
@@ -216,11 +214,8 @@ for id in $all; do kill -TERM -$id; done
 sleep 3
 for id in $all; do kill -KILL -$id; done`
 
-// startGuard starts the guard. On Windows, groups end with usher.
+// startGuard starts the guard.
 func (g *groups) startGuard() {
-	if runtime.GOOS == "windows" {
-		return
-	}
 	cmd := exec.Command("/bin/sh", "-c", guardScript)
 	cmd.Env = withoutSecrets(os.Environ())
 	read, write, err := os.Pipe()

@@ -154,7 +154,6 @@ func TestGuardEndsGroups(t *testing.T) {
 // The guard learns that a group has ended, because its id may be used again.
 func TestGuardForgetsGroups(t *testing.T) {
 	t.Parallel()
-	needUnix(t)
 	read, write, err := os.Pipe()
 	must(t, err)
 	g := newGroups(quiet)
@@ -180,7 +179,6 @@ func TestNoProcessStartsAfterClose(t *testing.T) {
 // usher ends a process that closes its stdin and continues.
 func TestProcessWithoutStdinEnds(t *testing.T) {
 	t.Parallel()
-	needUnix(t)
 	g := newGroups(quiet)
 	defer g.Close()
 	w := testWorker("m", nil)
@@ -195,7 +193,6 @@ func TestProcessWithoutStdinEnds(t *testing.T) {
 // usher ends all groups itself, even if there is no guard.
 func TestCloseEndsGroups(t *testing.T) {
 	t.Parallel()
-	needUnix(t)
 	g := newGroups(quiet)
 	g.guarded.Do(func() {})
 	c, err := g.start(exec.Command("sleep", "600"))

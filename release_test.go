@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 )
 
@@ -74,7 +73,7 @@ func TestRelease(t *testing.T) {
 // program, and the program in it is the same.
 func checkBundle(t *testing.T, program string) {
 	t.Helper()
-	bundle, err := zip.OpenReader(strings.TrimSuffix(program, ".exe") + ".mcpb")
+	bundle, err := zip.OpenReader(program + ".mcpb")
 	must(t, err)
 	defer bundle.Close()
 	raw, err := fs.ReadFile(bundle, "manifest.json")

@@ -18,7 +18,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -48,7 +47,6 @@ func (k Kind) singleFile() bool { return k != kindExecutable && k != kindConfig 
 // moduleEndings maps the end of a file's name after ".usher" to the module's kind.
 var moduleEndings = map[string]Kind{
 	"":     kindExecutable,
-	".exe": kindExecutable,
 	".go":  kindGo,
 	".py":  kindPython,
 	".sh":  kindShell,
@@ -152,10 +150,6 @@ func partsVersion(paths []string) string {
 func pythonFor(dir string, served []string) (python string, files []string) {
 	inVenv := filepath.Join("bin", "python")
 	common := "python3"
-	if runtime.GOOS == "windows" {
-		inVenv = filepath.Join("Scripts", "python.exe")
-		common = "python"
-	}
 	for last := ""; last == "" || dir != last && isBelow(dir, served); last, dir = dir, filepath.Dir(dir) {
 		venv := filepath.Join(dir, ".venv")
 		own := filepath.Join(venv, inVenv)
@@ -604,11 +598,9 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 	switch {
 	case !info.Mode().IsRegular():
 		return errors.New("it is not a regular file")
-	case kind == kindShell && runtime.GOOS == "windows":
-		return errors.New("shell modules don't run on Windows: use another language")
 	case info.Size() > limit:
 		return fmt.Errorf("it is larger than %s", formatSize(limit))
-	case kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0:
+	case kind == kindExecutable && info.Mode()&0o111 == 0:
 		return fmt.Errorf("the file is not executable: chmod +x %s", info.Name())
 	}
 	return nil

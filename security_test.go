@@ -64,7 +64,6 @@ func TestDataIsPrivate(t *testing.T) {
 	needLanguage(t, ".sh")
 	needLanguage(t, ".py")
 	long(t)
-	needUnix(t)
 	dir, base := t.TempDir(), t.TempDir()+"/base"
 	write(t, dir+"/g.usher.go", "//go:build usher\n\npackage main\n\nfunc Go() {}\n")
 	write(t, dir+"/p.usher.py", "def py(): pass\n")

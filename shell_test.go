@@ -73,7 +73,6 @@ func TestShellFunctions(t *testing.T) {
 // The call of a function has released its slot when it is answered.
 func TestShellCallReleasesItsSlot(t *testing.T) {
 	t.Parallel()
-	needUnix(t)
 	g := newGroups(quiet)
 	defer g.Close()
 	path := t.TempDir() + "/m.usher.sh"

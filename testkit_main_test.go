@@ -311,14 +311,6 @@ func need(t *testing.T, program string) {
 	}
 }
 
-// needUnix skips a test of what Windows lacks: signals, permissions, sh.
-func needUnix(t *testing.T) {
-	t.Helper()
-	if runtime.GOOS == "windows" {
-		skip(t, "needs Unix")
-	}
-}
-
 // lack skips a test for want of something. In CI the test fails.
 func lack(t *testing.T, what string) {
 	t.Helper()
