@@ -221,8 +221,8 @@ func isLoopback(host string) bool {
 
 // connections closes connections when there are too many. Safe for concurrent use.
 type connections struct {
-	most int // the limit for connections without an admitted request
-	all  int // the limit for all
+	maxUnadmitted int // the limit for connections without an admitted request
+	maxOpen       int // the limit for all
 
 	mu   sync.Mutex
 	open map[net.Conn]connInfo
@@ -232,21 +232,20 @@ type connections struct {
 type connInfo struct {
 	idle     bool      // between two requests
 	since    time.Time // in this state
-	admitted bool      // the request in progress is admitted; the next state resets it
+	admitted bool      // the request in progress is admitted; until the connection's next change of state
 }
 
 // limitConnections limits the connections of a server. files is the number of files that
-// the process may open; some remain for the claims file and for new processes. connContext
-// returns the context of a new connection, to which limitConnections adds its own value.
-func limitConnections(web *http.Server, files int, connContext func(context.Context) context.Context) {
+// the process may open; some remain for the claims file and for new processes.
+func limitConnections(web *http.Server, files int) {
 	c := &connections{
-		most: max(200, min(maxConns, files/2)),
-		all:  max(200, files/4*3),
-		open: make(map[net.Conn]connInfo),
+		maxUnadmitted: max(200, min(maxConns, files/2)),
+		maxOpen:       max(200, files/4*3),
+		open:          make(map[net.Conn]connInfo),
 	}
 	web.ConnState = c.set
 	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
-		return context.WithValue(connContext(ctx), connsKey{}, func() {
+		return context.WithValue(ctx, connsKey{}, func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if _, open := c.open[conn]; open {
@@ -295,7 +294,7 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 			victim = other
 		}
 	}
-	if unadmitted <= c.most && len(c.open) <= c.all {
+	if unadmitted <= c.maxUnadmitted && len(c.open) <= c.maxOpen {
 		return
 	}
 	delete(c.open, victim)

@@ -93,6 +93,7 @@ func TestHostsAreChecked(t *testing.T) {
 		"evil.example":             false,
 		"0.0.0.0:3000":             false,
 		"0.0.0.0.":                 false,
+		"[::ffff:0.0.0.0]:3000":    false,
 		"[fe80::1%25eth0]":         false,
 		"[::1%25$(id)]":            false,
 		"[::1]$(id)":               false,

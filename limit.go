@@ -93,9 +93,10 @@ type counter[K comparable] struct {
 
 // reserve counts n more for a key, unless that would exceed a limit. If it returns true, the caller
 // must release n.
-func (c *counter[K]) reserve(key K, n int64) (ok bool) {
-	c.update(func() { ok = c.reserveLocked(key, n) })
-	return ok
+func (c *counter[K]) reserve(key K, n int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reserveLocked(key, n)
 }
 
 // reserveLocked does the work of reserve. The caller holds c.mu.
@@ -108,10 +109,15 @@ func (c *counter[K]) reserveLocked(key K, n int64) bool {
 	return true
 }
 
-// release counts n fewer for a key. A negative n counts more, even beyond the limits.
-func (c *counter[K]) release(key K, n int64) { c.update(func() { c.addLocked(key, -n) }) }
+// release counts n fewer for a key, and gives the room to slots that wait.
+func (c *counter[K]) release(key K, n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.addLocked(key, -n)
+	c.grantWaiting()
+}
 
-// addLocked counts n more for a key. The caller holds c.mu.
+// addLocked counts n more for a key, even beyond the limits. The caller holds c.mu.
 func (c *counter[K]) addLocked(key K, n int64) {
 	if c.used == nil {
 		c.used = make(map[K]int64)
@@ -124,23 +130,22 @@ func (c *counter[K]) addLocked(key K, n int64) {
 }
 
 // count returns what a key uses.
-func (c *counter[K]) count(key K) (n int64) {
-	c.update(func() { n = c.used[key] })
-	return n
+func (c *counter[K]) count(key K) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.used[key]
 }
 
 // busy reports whether slots wait for room.
-func (c *counter[K]) busy() (busy bool) {
-	c.update(func() { busy = len(c.waiting) > 0 })
-	return busy
-}
-
-// update makes a change, and gives the room that is left to the slots that have waited
-// longest. A key that has used up its own share does not hold up others.
-func (c *counter[K]) update(change func()) {
+func (c *counter[K]) busy() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	change()
+	return len(c.waiting) > 0
+}
+
+// grantWaiting gives the room that is left to the slots that have waited longest. A key that has
+// used up its own share does not hold up others. The caller holds c.mu.
+func (c *counter[K]) grantWaiting() {
 	c.waiting = slices.DeleteFunc(c.waiting, func(s *slot[K]) bool {
 		if s.state == slotWaiting && c.reserveLocked(s.key, 1) {
 			s.state = slotRunning
@@ -174,15 +179,16 @@ const (
 // grant queues the slot, first come, first served, and returns a channel that is closed
 // when the slot counts or is free again. The caller must call release.
 func (s *slot[K]) grant() (granted <-chan struct{}) {
-	s.counter.update(func() {
-		if s.state == slotPaused {
-			s.state = slotWaiting
-			s.granted = make(chan struct{})
-			s.counter.waiting = append(s.counter.waiting, s)
-		}
-		granted = s.granted
-	})
-	return granted
+	c := s.counter
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.state == slotPaused {
+		s.state = slotWaiting
+		s.granted = make(chan struct{})
+		c.waiting = append(c.waiting, s)
+		c.grantWaiting()
+	}
+	return s.granted
 }
 
 // release makes room for good. It does not block.
@@ -193,13 +199,15 @@ func (s *slot[K]) free(state slotState) {
 	if s == nil {
 		return
 	}
-	s.counter.update(func() {
-		switch s.state {
-		case slotWaiting:
-			close(s.granted)
-		case slotRunning:
-			s.counter.addLocked(s.key, -1)
-		}
-		s.state = state
-	})
+	c := s.counter
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch s.state {
+	case slotWaiting:
+		close(s.granted)
+	case slotRunning:
+		c.addLocked(s.key, -1)
+	}
+	s.state = state
+	c.grantWaiting()
 }

@@ -23,6 +23,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // Scope says which source files a caller may reach. The zero value reaches nothing, so a
@@ -189,14 +190,19 @@ func (g *Gate) findFacts(r *http.Request, s *Session, of claimID) (f accessFacts
 		presents: presents,
 		require:  g.require,
 	}
+	var holder *Principal // of the code of the session's claim, perhaps by another claim
 	if f.scoped {
-		f.own, err = g.claims.Lookup(of.Code)
-		if f.own != nil && f.own.claimID != of {
-			f.own = nil
+		holder, err = g.claims.Lookup(of.Code)
+		if holder != nil && holder.claimID == of {
+			f.own = holder
 		}
 	}
-	if err == nil {
-		f.presented, err = g.lookUp(r, code, f.own)
+	switch {
+	case err != nil || code == "":
+	case code == of.Code: // needs no turn
+		f.presented = holder
+	default:
+		f.presented, err = g.lookUp(r.Context(), code, f.scoped)
 	}
 	if errors.Is(err, errClaimsUnreadable) {
 		f.unreadable = err
@@ -205,33 +211,23 @@ func (g *Gate) findFacts(r *http.Request, s *Session, of claimID) (f accessFacts
 	return f, err
 }
 
-// lookUp returns the principal of the active claim with this code, or nil if there is none or
-// code is "". If the daemon requires claims, it waits for a turn. A session with an active
-// claim, own, never waits: its own code needs no turn, and without a free turn, another
-// code counts as invalid. Nor does the only code of a connection, once it was valid.
-func (g *Gate) lookUp(r *http.Request, code Code, own *Principal) (*Principal, error) {
-	if code == "" {
-		return nil, nil
-	}
-	known := recordCode(r, code, false)
-	if own != nil && code == own.Code {
-		return own, nil
-	}
+// lookUp returns the principal of the active claim with this code, or nil if there is none. If
+// the daemon requires claims, it waits for a turn. A session whose claim is or was active (scoped)
+// never waits: without a free turn, the code counts as invalid.
+func (g *Gate) lookUp(ctx context.Context, code Code, scoped bool) (*Principal, error) {
 	patience := turnWait
-	if own != nil {
+	if scoped {
 		patience = 0
 	}
-	takesTurn := g.require && !known
-	if takesTurn && !g.turns.await(r.Context(), code, patience) {
-		if own != nil {
+	if g.require && !g.turns.await(ctx, code, patience) {
+		if scoped {
 			return nil, nil
 		}
 		return nil, httpErrorf(http.StatusTooManyRequests,
 			"too many unknown claim codes: try again later").retryAfter(10)
 	}
 	p, err := g.claims.Lookup(code)
-	recordCode(r, code, p != nil)
-	if takesTurn && g.turns.done(code, err == nil && p == nil) {
+	if g.require && g.turns.done(code, err == nil && p == nil) {
 		g.log.Warn("someone may be guessing claim codes: lookups now take turns",
 			"different", guessBudget)
 	}
@@ -241,28 +237,27 @@ func (g *Gate) lookUp(r *http.Request, code Code, own *Principal) (*Principal, e
 // maxBearerCode is the number of characters up to which a bearer token counts as a code.
 const maxBearerCode = 12
 
+// notACode stands for a slip in presenting a code. It counts as an invalid code.
+const notACode = "?"
+
 // presentedCode returns a request's claim code, or "" for a malformed one, and reports
 // whether the request presents any. The first place that is not empty counts, valid or not:
-// the header, the URL, and a bearer token. A malformed value counts as an invalid code, except that
-// a bearer token of more than maxBearerCode characters counts as absent: some clients can set no
-// other header, and others send an unrelated token.
+// the header, the URL, and a bearer token. A slip in one of these places counts there as an
+// invalid code, so no slip counts as no code, which may show everything.
 func presentedCode(r *http.Request) (code Code, presents bool) {
 	text := cmp.Or(
 		strings.Join(r.Header.Values(claimHeader), ","), // two headers are no code
 		codeInQuery(r.URL.RawQuery),
-		codeInBearer(r.Header.Get("Authorization")))
+		codeInBearer(r.Header.Values("Authorization")))
 	code, _ = parseCode(text)
 	return code, text != ""
 }
 
 // codeInQuery returns the value of the one parameter "claim" of a query, or "" for none. If
-// the query can't be parsed, repeats the parameter or spells it in another way,
-// codeInQuery returns the query itself, which is not a code.
+// the query can't be parsed, repeats the parameter, or contains its name in any other way,
+// codeInQuery returns notACode.
 func codeInQuery(query string) string {
 	const name = "claim"
-	if query == "" {
-		return ""
-	}
 	values, err := url.ParseQuery(query)
 	similar := 0
 	for key, list := range values {
@@ -273,18 +268,31 @@ func codeInQuery(query string) string {
 	switch {
 	case err == nil && similar == 1 && values.Has(name):
 		return values.Get(name)
-	case similar > 0 || strings.Contains(strings.ToLower(query), name):
-		return query
+	case err != nil || strings.Contains(strings.ToLower(values.Encode()), name):
+		return notACode
 	}
 	return ""
 }
 
-// codeInBearer returns the token of an Authorization header, or "" if it is too long for a
-// code or has another scheme.
-func codeInBearer(authorization string) string {
-	scheme, token, _ := strings.Cut(authorization, " ")
-	token = strings.TrimSpace(token)
-	if !strings.EqualFold(scheme, "Bearer") || len(token) > maxBearerCode { // RFC 9110, section 11.1
+// codeInBearer returns the bearer token of the Authorization headers, or "" for none. Some
+// clients can set no other header. Others send an unrelated token, so a token of more than
+// maxBearerCode characters counts as none. If there is another header beside the token, perhaps
+// joined to it by a comma, codeInBearer returns notACode.
+func codeInBearer(headers []string) string {
+	const scheme = "bearer" // in any case: RFC 9110, section 11.1
+	token := ""
+	list := strings.Split(strings.Join(headers, ","), ",")
+	for _, header := range list {
+		words := strings.Fields(header)
+		switch {
+		case len(words) == 0 || !strings.EqualFold(words[0], scheme):
+		case len(list) > 1:
+			return notACode
+		default:
+			token = strings.Join(words[1:], " ")
+		}
+	}
+	if utf8.RuneCountInString(token) > maxBearerCode {
 		return ""
 	}
 	return token
@@ -407,36 +415,6 @@ func (t *guessTurns) nextTurn(code Code, patience time.Duration) time.Duration {
 		t.next = now.Add(wait + turnEvery)
 	}
 	return wait
-}
-
-// connectionCodes remembers the first codes that the requests of a connection present, at most
-// two, and whether a lookup found them valid. Safe for concurrent use.
-type connectionCodes struct {
-	mu    sync.Mutex
-	valid map[Code]bool
-}
-
-type codesKey struct{}
-
-// rememberCodes returns the context of a new connection.
-func rememberCodes(ctx context.Context) context.Context {
-	return context.WithValue(ctx, codesKey{}, &connectionCodes{valid: make(map[Code]bool)})
-}
-
-// recordCode records that a request presents a code, and perhaps that the code was found valid.
-// It reports whether the code is the only one of the request's connection so far, and was found
-// valid.
-func recordCode(r *http.Request, code Code, valid bool) bool {
-	c, ok := r.Context().Value(codesKey{}).(*connectionCodes)
-	if !ok {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.valid) < 2 {
-		c.valid[code] = c.valid[code] || valid
-	}
-	return len(c.valid) == 1 && c.valid[code]
 }
 
 // alone returns the admission of a request without a session, which gets a Session of its own.

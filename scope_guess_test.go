@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"net/http/httptest"
 	"sync"
@@ -22,14 +21,8 @@ type guessOutcome struct {
 // guess presents a code to a gate, in a session if one is given.
 func guess(t *testing.T, g *Gate, code string, session ...string) guessOutcome {
 	t.Helper()
-	return guessOn(t, t.Context(), g, code, session...)
-}
-
-// guessOn presents a code in a request with a context, which may be a connection's.
-func guessOn(t *testing.T, ctx context.Context, g *Gate, code string, session ...string) guessOutcome {
-	t.Helper()
 	start := time.Now()
-	r := httptest.NewRequestWithContext(ctx, "POST", "/", nil)
+	r := httptest.NewRequestWithContext(t.Context(), "POST", "/", nil)
 	r.Header.Set(claimHeader, code)
 	r.Header[sessionHeader] = session
 	_, err := g.Admit(r)
@@ -49,10 +42,13 @@ func TestGuessesTakeTurns(t *testing.T) {
 	data := t.TempDir()
 	inSync(t, func(t *testing.T) {
 		g, store := testGate(t, data, true)
-		good, moved := mustCreate(t, store), mustCreate(t, store)
-		owner, err := store.Lookup(good.Code)
-		must(t, err)
-		id := g.Create(protocols[0], 0, owner).session.name
+		good, moved, ended := mustCreate(t, store), mustCreate(t, store), mustCreate(t, store)
+		session := func(c Claim) string {
+			owner, err := store.Lookup(c.Code)
+			must(t, err)
+			return g.Create(protocols[0], 0, owner).session.name
+		}
+		id, endedID := session(good), session(ended)
 		atOnce := func(status int) guessOutcome { return guessOutcome{status, 0} }
 		codes := unknownCodes(300)
 		for range 3 * guessBudget { // as a client does whose claim has ended
@@ -89,6 +85,13 @@ func TestGuessesTakeTurns(t *testing.T) {
 		check(t, "another code, in a session, with no turn free",
 			guess(t, g, moved.Code.Reveal(), id), atOnce(200))
 		check(t, "the session has not moved", claimOf(t, g, id), good.claimID)
+		_, err := store.Revoke(t.Context(), ended.Code)
+		must(t, err)
+		check(t, "a session whose claim has ended presents its code",
+			guess(t, g, ended.Code.Reveal(), endedID), atOnce(200))
+		check(t, "it presents another one, with no turn free",
+			guess(t, g, moved.Code.Reveal(), endedID), atOnce(200))
+		check(t, "it has not moved", claimOf(t, g, endedID), ended.claimID)
 		guesses.Wait()
 		turns := int(turnWait/turnEvery) + 1
 		if served := counts[400] + counts[200]; served > turns {
@@ -134,32 +137,5 @@ func TestOneCodeHasOneTurn(t *testing.T) {
 		waiting.Wait()
 		check(t, "three codes wait for more than three turns",
 			time.Since(start) > 3*turnEvery, false)
-	})
-}
-
-// While there are guessers, a connection that has presented only one code, a valid one,
-// needs no turn for it.
-func TestConnectionWithOneCode(t *testing.T) {
-	data := t.TempDir()
-	inSync(t, func(t *testing.T) {
-		g, store := testGate(t, data, true)
-		code := mustCreate(t, store).Code.Reveal()
-		ctx := rememberCodes(t.Context())
-		present := func(code string) guessOutcome { return guessOn(t, ctx, g, code) }
-		check(t, "a valid code", present(code), guessOutcome{200, 0})
-		codes := unknownCodes(3 * guessBudget)
-		for _, unknown := range codes[:2*guessBudget] {
-			go guess(t, g, unknown)
-		}
-		synctest.Wait()
-		check(t, "the same code on the same connection", present(code), guessOutcome{200, 0})
-		check(t, "on another connection", guess(t, g, code).Took > 0, true)
-		check(t, "an unknown code there", present(codes[2*guessBudget]).Took > 0, true)
-		for _, unknown := range codes[2*guessBudget+1:] {
-			go guess(t, g, unknown)
-		}
-		synctest.Wait()
-		check(t, "the valid code again waits", present(code).Took > 0, true)
-		pass(time.Minute)
 	})
 }

@@ -444,9 +444,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn),
 	}
-	// Each connection has two facts: whether its client has shown something valid, and which
-	// codes came over it. http.go knows nothing of codes, so they are added here.
-	limitConnections(web, openFilesLimit(), rememberCodes)
+	limitConnections(web, openFilesLimit())
 	// Everything that runs beside the requests ends with ctx and is waited for below, so that
 	// nothing uses the registry or the claims after serve has returned.
 	var parts sync.WaitGroup

@@ -90,7 +90,7 @@ func (b *bubble) start(t *testing.T) {
 	d := &daemon{flags: &serveFlags{}, log: log, server: b.server, registry: b.server.modules}
 	b.conns = make(pipes)
 	web := &http.Server{Handler: d, ReadTimeout: bodyTimeout}
-	limitConnections(web, b.files, rememberCodes)
+	limitConnections(web, b.files)
 	var serving sync.WaitGroup
 	serving.Go(func() { web.Serve(b.conns) })
 	serving.Go(func() { claims.Watch(stopping) })
@@ -399,7 +399,7 @@ const probe = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 // aMember returns a Caller.Member that never ends.
 func aMember() context.Context {
-	return context.WithValue(context.Background(), codesKey{}, nil)
+	return context.WithValue(context.Background(), connsKey{}, nil)
 }
 
 var principals sync.Map // by name
