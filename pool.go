@@ -142,6 +142,9 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 		err = lastCheck(caller)
 	}
 	if err == nil {
+		if caller.Running != nil {
+			ctx = caller.Running
+		}
 		return request(ctx, caller, method, params, p.timeout, slot)
 	}
 	slot.release()

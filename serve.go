@@ -423,6 +423,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		modules:       d.registry,
 		memory:        memory,
 		log:           d.log,
+		stopped:       stopped,
 		getenv:        d.app.getenv,
 		inFlight:      counter[*Principal]{perKey: maxInFlight},
 	}

@@ -53,6 +53,7 @@ type Webhooks struct {
 	modules  *Registry
 	memory   *memory
 	log      *slog.Logger
+	stopped  context.Context     // ends when the daemon stops waiting: calls are cancelled
 	getenv   func(string) string // for the keys of signatures
 	inFlight counter[*Principal] // deliveries whose bodies have arrived; all are of senders
 }
@@ -88,12 +89,19 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
 	}
+	var reasons []string
 	if e, ok := errors.AsType[*fault](err); ok {
 		d.status = e.Status
-		args = append(args, "why", clipText(explain(e), maxLogged))
+		reasons = append(reasons, clipText(explain(e), maxLogged))
 		maps.Copy(w.Header(), e.Header)
 		writeWebhookError(w, e)
 		err = nil // the caller would log it again
+	}
+	if r.Context().Err() != nil {
+		reasons = append(reasons, "the sender hung up")
+	}
+	if reasons != nil {
+		args = append(args, "why", strings.Join(reasons, "; "))
 	}
 	args = append(args, "status", d.status, "took", took, "bytes", len(d.body), "remote", r.RemoteAddr)
 	h.log.Info("delivery", args...)
@@ -216,10 +224,14 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	if answer := d.rule.challenge(d.body); answer != nil {
 		return &webhookAnswer{Status: http.StatusOK, Body: answer}, nil
 	}
-	// If the sender hangs up, the call is cancelled: nobody would get its answer.
-	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
+	// A sender that hangs up will try again, so its call is not made. But a call that a runner has
+	// received goes on: half of a deployment would be worse than one whose answer nobody reads.
+	running, cancel := context.WithTimeout(h.stopped, h.timeout)
 	defer cancel()
-	caller := Caller{Principal: senders}
+	ctx, giveUp := context.WithCancelCause(running)
+	defer giveUp(nil)
+	defer context.AfterFunc(d.request.Context(), func() { giveUp(errNotMade) })()
+	caller := Caller{Principal: senders, Running: running}
 	// An edit between the look-up and the call must not fail the delivery.
 	changed := false
 	result, err := h.modules.Call(ctx, senders, func() (object, error) {
@@ -240,10 +252,13 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 		return d.tool.Call(ctx, caller, "tools/call", object{{"arguments", arguments}})
 	})
 	if err != nil {
-		return nil, callError(ctx, err)
+		return nil, callError(running, err)
 	}
 	return answerOf(result)
 }
+
+// errNotMade is the end of a delivery whose sender hung up before its call was made.
+var errNotMade = httpErrorf(http.StatusServiceUnavailable, "the call was not made")
 
 // callError returns the answer to a failed call, as an *fault. Senders retry by the status:
 // 4xx says that the same delivery will fail again, 5xx that it may succeed later.
@@ -253,6 +268,9 @@ func callError(ctx context.Context, err error) error {
 	}
 	if argument, ok := errors.AsType[*argumentError](err); ok {
 		return httpErrorf(http.StatusBadRequest, "%v", argument)
+	}
+	if errors.Is(err, errStopping) {
+		return httpErrorf(http.StatusServiceUnavailable, "%v: try again", err).retryAfter(5)
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout) {
 		return httpErrorf(http.StatusGatewayTimeout,

@@ -104,7 +104,7 @@ func wantAnswer(t *testing.T, a answer, status int, kind, body string) {
 }
 
 // A crash fails all deliveries to the module, a silent method ends after -webhook-timeout,
-// and a sender that hangs up cancels its call.
+// and a call that has begun goes on if its sender hangs up.
 func TestWebhookFailures(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
@@ -112,7 +112,7 @@ func TestWebhookFailures(t *testing.T) {
 		"handleCrash=crash",
 		"handleNever=never",
 		"handleHold=hold")
-	writeTools(t, dir+"/other.usher", "handleGone=hold")
+	writeTools(t, dir+"/other.usher", "handleGone=hold", "handleRelease=release")
 	d := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "4s")
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
 	wantStatus(t, "after a crash", d.deliver(t, "m/handleIt", `{}`), 200)
@@ -126,14 +126,21 @@ func TestWebhookFailures(t *testing.T) {
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
 	checkError(t, "a crash beside it", <-held, 502)
 
-	// A client that hangs up ends the call.
+	// A sender that hangs up does not end its call.
 	ctx, hangUp := context.WithCancel(t.Context())
 	req, err := d.hookRequest("POST", "other/handleGone", `{}`)
 	must(t, err)
-	go hookClient.Do(req.WithContext(ctx))
+	gone := make(chan error, 1)
+	go func() {
+		_, err := hookClient.Do(req.WithContext(ctx))
+		gone <- err
+	}()
 	d.awaitLog(t, "fake: began handleGone")
 	hangUp()
-	d.awaitLog(t, "fake: cancelled handleGone")
+	check(t, "the sender has an answer", <-gone == nil, false)
+	d.deliver(t, "other/handleRelease", `{}`)
+	d.awaitLog(t, `method=handleGone why="the sender hung up" status=20`)
+	checkOmits(t, "the log", d.Log.String(), "fake: cancelled handleGone")
 }
 
 // A delivery fails if its module can't start, or if its calls, which end after -call-timeout without

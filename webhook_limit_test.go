@@ -4,8 +4,10 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -63,6 +65,42 @@ func TestDeliveriesAreBounded(t *testing.T) {
 		for range maxInFlight {
 			check(t, "status of a delivery without a body", <-statuses, 200)
 		}
+	})
+}
+
+// A call that waits for its module is not made if its sender hangs up. One that the module has
+// received goes on, and its delivery counts, until the call ends or -webhook-timeout.
+func TestSenderHangsUp(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.m.Methods[len(b.m.Methods)-1].IsHook = true
+		var log output
+		h := webhooksOf(b.server.modules)
+		h.log = slog.New(slog.NewTextHandler(&log, nil))
+		ctx, hangUp := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		deliver := func(seconds int) {
+			all.Go(func() {
+				body := strings.NewReader(fmt.Sprintf(`{"seconds":%d}`, seconds))
+				r := httptest.NewRequestWithContext(ctx, "POST", "/webhook/m/wait", body)
+				r.Header.Set(secretHeader, testSecret)
+				h.ServeHTTP(httptest.NewRecorder(), r)
+			})
+			synctest.Wait()
+		}
+		deliver(500) // longer than -webhook-timeout
+		for range maxRunningOf {
+			deliver(10)
+		}
+		hangUp()
+		synctest.Wait()
+		logged := func(what string) int { return strings.Count(log.String(), what) }
+		check(t, "calls that were not made", logged(`why="the call was not made; the sender hung up"`), 1)
+		check(t, "records before the calls end", logged("msg=delivery"), 1)
+		check(t, "deliveries in flight", h.inFlight.count(senders), int64(maxRunningOf))
+		<-time.After(11 * time.Second)
+		check(t, "calls that have ended", logged(`why="the sender hung up" status=200`), maxRunningOf-1)
+		all.Wait()
+		check(t, "calls that took too long", logged("(-webhook-timeout, -call-timeout); the sender hung up"), 1)
 	})
 }
 
@@ -217,6 +255,7 @@ func webhooksOf(modules *Registry) *Webhooks {
 		modules:       modules,
 		memory:        newMemory(1<<20, strangers),
 		log:           quiet,
+		stopped:       context.Background(),
 		getenv:        func(string) string { return "k" },
 		inFlight:      counter[*Principal]{perKey: maxInFlight},
 	}

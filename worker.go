@@ -878,6 +878,9 @@ type Caller struct {
 	// a principal without a session. Callers with the same Member share one process of a hosted
 	// server. When Member ends, the process answers its calls and ends.
 	Member context.Context
+	// Running bounds a call in place of its context, once a runner has received it; nil for callers
+	// whose calls end with their context.
+	Running context.Context
 	// Sessionless says that the caller is an MCP client without a session.
 	Sessionless bool
 	Client      clientProfile
