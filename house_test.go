@@ -179,6 +179,13 @@ func programFiles() []string {
 	})
 }
 
+// testFiles lists the Go files of the tests.
+func testFiles() []string {
+	tests, _ := filepath.Glob("*_test.go")
+	kit, _ := filepath.Glob("internal/*/*.go")
+	return append(tests, kit...)
+}
+
 // exportData returns a lookup of the export data of all that files import. One run of the
 // go command finds it; an importer alone would start one for each package.
 func exportData(files []*ast.File) (importer.Lookup, error) {
@@ -354,8 +361,7 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%s has %d lines of code: want at most %d", name, size.lines, maxFileLines)
 		}
 	}
-	testFiles, _ := filepath.Glob("*_test.go")
-	for _, name := range testFiles {
+	for _, name := range testFiles() {
 		tests.add(measure(t, name, maxColumns))
 	}
 	for _, name := range []string{"environment.py", "gomain.go.txt", "shim.mjs", "shim.py"} {
@@ -512,8 +518,7 @@ func TestHouseRules(t *testing.T) {
 			return true
 		})
 	}
-	tests, _ := filepath.Glob("*_test.go")
-	for _, name := range tests {
+	for _, name := range testFiles() {
 		text, _ := os.ReadFile(name)
 		if bytes.Contains(text, []byte("time."+"Sleep(")) {
 			t.Errorf("%s sleeps", name)

@@ -77,8 +77,10 @@ func TestAskNeedsACapability(t *testing.T) {
 	long(t)
 	d := startFakes(t, "old: fixed tools=ask", "new: modern tools=ask")
 	const code = "-32601" // as the client itself would have answered
-	withTools := fakeWish{"sampling/createMessage",
-		json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}
+	withTools := fakeWish{
+		Method: "sampling/createMessage",
+		Params: json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`),
+	}
 	for _, tt := range []struct {
 		says              string
 		wish              fakeWish

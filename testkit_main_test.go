@@ -22,53 +22,7 @@
 // expectation that failed; must ends a test whose preparation failed.
 //
 // Modules of the first two worlds are mostly fakes: MCP servers run by the test binary, on stdin and
-// stdout, each described by words (startFakes, writeFake). Its traits are:
-//
-//	good            none
-//	tools=a,b       its tools, each of which does what its name says, handle left out
-//	toolsIn=FILE    its tools, as a JSON list of texts: see parseTool
-//	await=ADDRESS   answers initialize when nothing listens there any longer
-//	child           starts a process that sleeps
-//	dies            ends at once, with a word on stderr
-//	fixed           does not declare that its tools may change
-//	garbage         writes lines to stdout that are not JSON-RPC
-//	grows           adds a tool as soon as it is initialized
-//	modern          speaks 2026-07-28 only
-//	mute            never answers
-//	prompts=HOW     can't list its prompts, or has a list without end if HOW is endless
-//	names           says for which call it asks, as usher's own shims do
-//	res=NAME        has the resource NAME://one, the template NAME://many/{n} and the
-//	                prompt say, and reports changes of subscribed resources
-//	restless        announces a change of its tools whenever it lists them
-//	roots           asks for roots as soon as it is initialized
-//	slowstart=MS    takes so long to initialize
-//	twice           answers every call twice
-//	wants           asks for a form in prompts/get, resources/read and
-//	                resources/subscribe, and returns what came back
-//
-// Its tools, written as for parseTool, return their arguments as structured content, or do one of:
-//
-//	ask             asks its client: see fakeAsk
-//	big {bytes}     returns as many bytes
-//	count           counts its calls
-//	crash           ends the process by a signal
-//	echo            returns its params as text, as does each word not listed here
-//	env {name}      returns whether there is such a variable, and its value
-//	error           answers with an error of its own
-//	fail            returns a result that is an error
-//	fault           answers with the JSON-RPC error of {code, message}
-//	grow            adds a tool
-//	hold, never     waits for release, or for its cancellation only
-//	log             sends a log message {level, data}
-//	mirror          is an echo whose parameters are repeated in headers
-//	pid             returns the id of its process
-//	progress        reports progress n times, and waits for release after hold of them
-//	release         lets all go on that wait for it
-//	result {result} returns this result
-//	roots           returns what came back to the fake of trait roots
-//	runs            returns how often each tool was called
-//	sleep {ms}      waits
-//	touch {uri}     changes a resource
+// stdout, each described by words (startFakes, writeFake), which package mcptest lists.
 
 package main
 
@@ -91,7 +45,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,17 +52,19 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"usher/internal/mcptest"
 )
 
 // The test binary also runs as usher, and as a fake with the traits in the variable.
 const (
 	runAsUsher = "USHER_TEST_RUN"
-	runAsFake  = "USHER_TEST_FAKE"
+	runAsFake  = mcptest.FakeVar
 )
 
 func TestMain(m *testing.M) {
 	if fake := os.Getenv(runAsFake); fake != "" {
-		os.Exit(runFake(fake))
+		os.Exit(mcptest.RunFake(fake))
 	}
 	// os/signal starts a goroutine that never ends: start it before tests count them.
 	_, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -200,21 +155,6 @@ func await(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("gave up waiting: %s", what)
 		}
 	}
-}
-
-// write writes a file, and makes the folders above it. A script that says what runs it can be run.
-func write(t *testing.T, path, text string) {
-	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	mode := os.FileMode(0o644)
-	if strings.HasPrefix(text, "#!") {
-		mode = 0o755
-	}
-	// A process that another test starts meanwhile would inherit the open file, and a file
-	// that is open for writing can't be run: "text file busy".
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	must(t, os.WriteFile(path, []byte(text), mode))
 }
 
 func readFile(t testing.TB, path string) string {
@@ -416,14 +356,6 @@ func checkOmits[T ~[]byte | ~string](t testing.TB, what string, text T, unwanted
 		if strings.Contains(string(text), s) {
 			t.Errorf("%s: unwanted %q in %s", what, s, clipText(string(text), 2000))
 		}
-	}
-}
-
-// must ends the test if a step of its preparation fails.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -1,0 +1,177 @@
+// Package mcptest contains the other ends of usher's connections, for its tests: a fake MCP server, which
+// the test binary runs as a module, and the requests that it makes to clients. It shares no code with
+// usher and reads JSON with encoding/json, so that no parser of usher judges its own answers.
+//
+// A fake is described by words, separated by spaces (WriteFake). Its traits are:
+//
+//	good            none
+//	tools=a,b       its tools, each of which does what its name says, handle left out
+//	toolsIn=FILE    its tools, as a JSON list of texts: see below
+//	await=ADDRESS   answers initialize when nothing listens there any longer
+//	child           starts a process that sleeps
+//	dies            ends at once, with a word on stderr
+//	fixed           does not declare that its tools may change
+//	garbage         writes lines to stdout that are not JSON-RPC
+//	grows           adds a tool as soon as it is initialized
+//	modern          speaks 2026-07-28 only
+//	mute            never answers
+//	prompts=HOW     can't list its prompts, or has a list without end if HOW is endless
+//	names           says for which call it asks, as usher's own shims do
+//	res=NAME        has the resource NAME://one, the template NAME://many/{n} and the
+//	                prompt say, and reports changes of subscribed resources
+//	restless        announces a change of its tools whenever it lists them
+//	roots           asks for roots as soon as it is initialized
+//	slowstart=MS    takes so long to initialize
+//	twice           answers every call twice
+//	wants           asks for a form in prompts/get, resources/read and
+//	                resources/subscribe, and returns what came back
+//
+// A tool is written "NAME=DOES SCHEMA: DOC", of which only the name is required. It returns its arguments
+// as structured content, or does one of:
+//
+//	ask             asks its client: see FakeAsk
+//	big {bytes}     returns as many bytes
+//	count           counts its calls
+//	crash           ends the process by a signal
+//	echo            returns its params as text, as does each word not listed here
+//	env {name}      returns whether there is such a variable, and its value
+//	error           answers with an error of its own
+//	fail            returns a result that is an error
+//	fault           answers with the JSON-RPC error of {code, message}
+//	grow            adds a tool
+//	hold, never     waits for release, or for its cancellation only
+//	log             sends a log message {level, data}
+//	mirror          is an echo whose parameters are repeated in headers
+//	pid             returns the id of its process
+//	progress        reports progress n times, and waits for release after hold of them
+//	release         lets all go on that wait for it
+//	result {result} returns this result
+//	roots           returns what came back to the fake of trait roots
+//	runs            returns how often each tool was called
+//	sleep {ms}      waits
+//	touch {uri}     changes a resource
+package mcptest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// latest is the revision of MCP without sessions.
+const latest = "2026-07-28"
+
+// message is a JSON-RPC message.
+type message struct {
+	Version string          `json:"jsonrpc"`
+	ID      json.RawMessage `json:"id,omitempty"`
+	Method  string          `json:"method,omitempty"`
+	Params  json.RawMessage `json:"params,omitempty"`
+	Result  json.RawMessage `json:"result,omitempty"`
+	Error   *rpcError       `json:"error,omitempty"`
+}
+
+type rpcError struct {
+	Code    int             `json:"code"`
+	Message string          `json:"message"`
+	Data    json.RawMessage `json:"data,omitempty"`
+}
+
+// params are the parameters that a fake reads, of any method.
+type params struct {
+	Meta      map[string]json.RawMessage `json:"_meta"`
+	Name      string                     `json:"name"`
+	URI       string                     `json:"uri"`
+	Arguments json.RawMessage            `json:"arguments"`
+	RequestID json.RawMessage            `json:"requestId"`
+	Responses map[string]json.RawMessage `json:"inputResponses"`
+	State     string                     `json:"requestState"`
+}
+
+func (m message) params() (p params) {
+	json.Unmarshal(m.Params, &p)
+	return p
+}
+
+// outcome returns an answer as JSON: its result, or what the error says.
+func (m message) outcome() string {
+	if m.Error != nil {
+		return fmt.Sprintf(`{"code":%d,"refused":%s}`, m.Error.Code, encode(m.Error.Message))
+	}
+	return string(m.Result)
+}
+
+// result is the result of a tool.
+type result struct {
+	Type       string          `json:"resultType,omitempty"`
+	Content    []content       `json:"content"`
+	Structured json.RawMessage `json:"structuredContent,omitempty"`
+	IsError    bool            `json:"isError,omitempty"`
+}
+
+type content struct {
+	Type string `json:"type"`
+	Text string `json:"text"`
+}
+
+func textResult(text string) *result {
+	return &result{Content: []content{{"text", text}}}
+}
+
+// encode returns a value as JSON in one line, in which no character is escaped for HTML.
+func encode(v any) json.RawMessage {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(v); err != nil {
+		panic(err)
+	}
+	return bytes.TrimSpace(text.Bytes())
+}
+
+// members returns the members of a JSON object, none for anything else.
+func members(raw json.RawMessage) map[string]json.RawMessage {
+	list := make(map[string]json.RawMessage)
+	json.Unmarshal(raw, &list)
+	return list
+}
+
+// with returns a JSON object with a member set.
+func with(raw json.RawMessage, key string, value any) json.RawMessage {
+	list := members(raw)
+	list[key] = encode(value)
+	return encode(list)
+}
+
+// withMeta returns params with a member of their _meta set.
+func withMeta(params json.RawMessage, key string, value any) json.RawMessage {
+	return with(params, "_meta", with(members(params)["_meta"], key, value))
+}
+
+// Write writes a file, and makes the folders above it. A script that says what runs it can be run.
+func Write(t testing.TB, path, text string) {
+	t.Helper()
+	Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	mode := os.FileMode(0o644)
+	if strings.HasPrefix(text, "#!") {
+		mode = 0o755
+	}
+	// A process that another test starts meanwhile would inherit the open file, and a file
+	// that is open for writing can't be run: "text file busy".
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	Must(t, os.WriteFile(path, []byte(text), mode))
+}
+
+// Must ends the test if a step of its preparation fails.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
