@@ -6,6 +6,7 @@ package main
 import (
 	"archive/zip"
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -67,6 +68,13 @@ func TestPythonParameters(t *testing.T) {
 		{"keywords", `{"n":2,"a":[1],"_webhook":{"method":"POST"}}`,
 			`{"n":2,"rest":{"a":[1],"_webhook":{"method":"POST"}}}`},
 		{"positional", `{"a":1,"b":null,"c":4}`, `[1,null,4]`},
+		{"gathered", `{"first":1}`, `[1,2,[],4]`},
+		{"gathered", `{"first":1,"others":[3,5],"last":0}`, `[1,2,[3,5],0]`},
+		{"gathered", `{"first":1,"others":[3,"x"]}`, `parameter "others.1": want integer, got string`},
+		{"named", `{"one":{"name":"a"}}`, `["aa",{"name":"a"}]`},
+		{"named", `{"one":{"name":"a"},"times":1,"more":[{"name":"b"}]}`,
+			`["a",{"name":"a"},{"name":"b"}]`},
+		{"named", `{"one":{"name":"wrong"}}`, `parameter "one": name: it is wrong`},
 		{"handle_hook", `{"_webhook":{"method":"POST"}}`,
 			`{"name":"none","webhook":{"method":"POST"}}`},
 	} {
@@ -88,7 +96,7 @@ func TestPythonResults(t *testing.T) {
 	p := startFile(t, pythonCalls)
 	const unwritable = "the result can't be written as JSON: "
 	const known = "want ask and params, progress and total and message, or log and level; " +
-		"an asynchronous generator can also yield its result, once"
+		"an asynchronous generator can also yield its result, once. Return several as a list"
 	for tool, want := range map[string]string{
 		"nothing":    `{"content":[]}`,
 		"text":       strings.ReplaceAll(shownText("a <b> \u2028 \"c\"\n"), `\u2028`, "\u2028"),
@@ -173,13 +181,14 @@ func TestPythonConfirmsCancellation(t *testing.T) {
 	checkOmits(t, "the log", p.Stderr.String(), "Traceback", "never awaited")
 }
 
-// A file that can't be loaded ends the shim with one line, which names the file's line.
+// A file that can't be loaded ends the shim with one line, which names the file's line or what to do.
 func TestPythonLoadErrorIsOneLine(t *testing.T) {
 	long(t)
 	pythonTestVersion(t)
 	dir := t.TempDir()
 	write(t, dir+"/helper.py", "def go():\n    no_such_thing\n\ngo()\n")
 	write(t, dir+"/broken.py", "x = (\n")
+	const server = "it is an MCP server: rename it "
 	files := map[string]struct{ text, want string }{
 		"syntax": {"\ndef f(:\n", "syntax.usher.py:2: SyntaxError: "},
 		"inner": {"import helper\n",
@@ -188,19 +197,79 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 		"leaves": {"import sys\nsys.exit('no configuration')\n",
 			"leaves.usher.py:2: SystemExit: no configuration"},
 		"null": {"x = 1\x00", "null.usher.py: "},
+		"fast": {"from fastmcp import FastMCP\nmcp = FastMCP('x')\n@mcp.tool\ndef f(): ...\n",
+			"fast.usher.py: " + server + `fast.py and host it by a .mcp.json: ` +
+				`{"command": "python3", "args": ["fast.py"]}`},
+		"sdk":    {"import mcp.server.lowlevel as low\ns = low.Server('x')\n", "sdk.usher.py: " + server},
+		"client": {"from fastmcp import Client\ndef f(): ...\n", "No module named 'fastmcp': install it"},
+		"packed": {"from .lib import f\n",
+			"with no known parent package: a module is in no package: write import NAME"},
 	}
 	for name, file := range files {
 		write(t, dir+"/"+name+".usher.py", file.text)
 	}
-	write(t, dir+"/odd.usher.py", "from __future__ import annotations\ndef f(a: Gone): pass\n")
 	out := modulesOf(t, dir)
-	checkContains(t, "usher modules", out,
-		"note: f: a may be anything, because its annotation is invalid: name 'Gone' is not defined")
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		t.Run(name, func(t *testing.T) {
-			want := fmt.Sprintf("module %q exited at startup (exit status 1): %s", name,
-				files[name].want)
-			checkContains(t, "usher modules", out, want)
+			want := fmt.Sprintf("module %q exited at startup (exit status 1): ", name)
+			_, line, _ := strings.Cut(out, want)
+			line, _, _ = strings.Cut(line, "\n")
+			checkContains(t, "usher modules", line, files[name].want)
+		})
+	}
+}
+
+// The methods are the file's own functions, those of __all__ if it has one. What else looks like a
+// method, and a parameter of an unknown type, is noted.
+func TestPythonNotesWhatIsMissing(t *testing.T) {
+	long(t)
+	pythonTestVersion(t)
+	files := map[string]struct{ text, methods, note string }{
+		"invalid_annotation": {"from __future__ import annotations\ndef f(a: Gone): pass\n", "f",
+			"f: a may be anything, because its annotation is invalid: name 'Gone' is not defined"},
+		"unknown_class": {"class Shape: pass\ndef f(a: int, b: 'dict[str, Shape]'): pass\n", "f",
+			"f: b may be anything, because usher does not know the type Shape"},
+		"callable": {"import typing\ndef f(a: typing.Callable[[int], int]): pass\n", "f",
+			"f: a may be anything, because usher does not know the type Callable"},
+		"any": {"import typing as t\nT = t.TypeVar('T')\ndef f(a: t.Any, b: object, c: T, d): pass\n", "f", ""},
+		"exported": {"__all__ = ['a', 'join']\nfrom os.path import join\ndef a(): pass\ndef b(): pass\n",
+			"a", ""},
+		"builtin": {"def f(): pass\nf = len\ndef g(): pass\n", "g",
+			"f is not offered: its value is a builtin_function_or_method from elsewhere"},
+		"imported": {"def f(): pass\nfrom os.path import join as f\ndef g(): pass\n", "g",
+			"f is not offered: its value is a function from elsewhere"},
+		"alias": {"def f(): pass\ndef g(): pass\nf = g\n", "f g", ""},
+		"object": {"class Tool:\n    def __init__(self, f): ...\n@Tool\ndef f(): pass\n", "",
+			"f is not offered: @Tool made it a Tool"},
+		"partial": {"import functools as ft\n@ft.partial(ft.partial, print)\ndef f(): pass\n", "",
+			"f is not offered: @ft.partial(ft.partial, print) made it a partial"},
+		"wrapped": {"_wrap = lambda f: lambda *a, **k: f(*a, **k)\n@_wrap\ndef f(a): pass\n", "f",
+			"f: @_wrap hides its parameters: use functools.wraps in it"},
+		"cached":  {"import functools\n@functools.lru_cache()\ndef f(a): pass\n", "f", ""},
+		"deleted": {"def f(): pass\ndef g(): pass\ndel f\ng = None\ndef h(): pass\n", "h", ""},
+		"unreadable": {"def f(a): pass\nf.__signature__ = 1\ndef g(): pass\n", "g",
+			"f is not offered: unexpected object 1 in __signature__ attribute"},
+	}
+	dir := t.TempDir()
+	for name, file := range files {
+		write(t, dir+"/"+name+".usher.py", file.text)
+	}
+	out, _, _ := usher(t, "modules", "-json", "-base", t.TempDir(), dir)
+	var modules []struct {
+		Name     string
+		Tools    []struct{ Method string }
+		Problems []string
+	}
+	must(t, json.Unmarshal([]byte(out), &modules))
+	check(t, "modules", len(modules), len(files))
+	for _, m := range modules {
+		t.Run(m.Name, func(t *testing.T) {
+			var methods []string
+			for _, tool := range m.Tools {
+				methods = append(methods, tool.Method)
+			}
+			check(t, "methods", strings.Join(methods, " "), files[m.Name].methods)
+			check(t, "notes", strings.Join(m.Problems, "\n"), files[m.Name].note)
 		})
 	}
 }
@@ -303,6 +372,13 @@ func TestPythonDependencies(t *testing.T) {
 		"venv.EnvBuilder._setup_pip = link\n")
 	wants("a package that is not there", fails+"ERROR: Could not find a version")
 	checkContains(t, "the log", d.Log.String(), "No matching distribution found for absent")
+	const want = " is not a list of texts: write dependencies = [\"NAME\"]"
+	for _, wrong := range []string{`"six"`, `["six", 1]`, `{ six = "1" }`} {
+		save("dependencies = "+wrong, "")
+		wants("no list", fails+"dependencies"+want)
+	}
+	save("requires-python = 3.9", "")
+	wants("no text", fails+"requires-python is not a text: write requires-python = \">=3.9\"")
 	save(`requires-python = ">=3.99"`, "")
 	wants("another Python", fmt.Sprint(fails, "requires-python is >=3.99, but this is Python 3.", minor))
 	check(t, "environments", len(folderNames(t, cache)), 1)

@@ -58,6 +58,8 @@ WEBHOOK = "_webhook"
 
 def to_json_value(value):
     """Converts a value that the json module can't encode, one level deep."""
+    if hasattr(value, "model_dump") and not isinstance(value, type):  # pydantic
+        return value.model_dump()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
@@ -233,6 +235,18 @@ SEQUENCES = {
 MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 
+# The keywords of JSON Schema for attributes of pydantic's Field and its constraints.
+KEYWORDS = {
+    "description": "description",
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "min_length": "minLength",
+    "max_length": "maxLength",
+    "pattern": "pattern",
+}
+
 
 class Field:
     """A parameter of a method, or a field of a class."""
@@ -279,11 +293,13 @@ def convert_fields(fields, given):
 class TypeBuilder:
     """Builds the Types of one method's parameters.
 
-    defs collects the definitions of classes that contain themselves.
+    defs collects the definitions of classes that contain themselves, and unknown the
+    names of types that usher does not know.
     """
 
     def __init__(self):
         self.defs = {}
+        self.unknown = []
         self.converters = {}  # by class
         self.open = []  # classes that are being written out
         self.recursive = set()  # classes that contain themselves
@@ -305,6 +321,8 @@ class TypeBuilder:
             return self.union(args)
         if origin is typing.Literal:
             return self.choice({encode(value): value for value in args})
+        if hasattr(origin, "model_json_schema") and hasattr(origin, "model_validate"):
+            return self.model(origin)
         if isinstance(origin, type) and issubclass(origin, enum.Enum):
             members = {encode(enum_value(member)): member for member in origin}
             return self.choice(members, class_doc(origin)[0])
@@ -323,16 +341,31 @@ class TypeBuilder:
         for name in ("__supertype__", "__value__", "__bound__"):
             if getattr(hint, name, None) is not None:
                 return self.build(getattr(hint, name))
+        if hint not in (typing.Any, object) and not isinstance(hint, typing.TypeVar):
+            self.unknown.append(str(getattr(origin, "__name__", origin)))
         return ANY
 
     def annotated(self, hint):
-        """Returns the Type of Annotated[T, "description"]."""
+        """Returns the Type of Annotated[T, ...], with a text or a Field of pydantic."""
         inner = self.build(hint.__origin__)
-        for text in hint.__metadata__:
-            if isinstance(text, str):
-                schema = {**inner.schema, "description": text}
-                return Type(schema, inner.convert, inner.null)
-        return inner
+        schema = dict(inner.schema)
+        for note in hint.__metadata__:
+            if isinstance(note, str):
+                schema["description"] = note
+            for part in [note, *getattr(note, "metadata", [])]:
+                for attribute, keyword in KEYWORDS.items():
+                    value = getattr(part, attribute, None)
+                    if schema.get("type") == "array":
+                        keyword = keyword.replace("Length", "Items")
+                    if type(value) in (str, int, float):
+                        schema[keyword] = value
+        return Type(schema, inner.convert, inner.null)
+
+    def model(self, cls):
+        """Returns the Type of a class of pydantic, which makes its own schema."""
+        schema = dict(cls.model_json_schema())
+        self.defs.update(schema.pop("$defs", {}))
+        return Type(schema, cls.model_validate)
 
     def union(self, args):
         parts = [self.build(arg) for arg in args if arg is not type(None)]
@@ -493,58 +526,83 @@ def trace_of(e):
 
 # ---- Docstrings
 
-SECTION = re.compile(r"((Keyword )?Arg(ument)?s|Parameters|Attributes):\s*")
+SECTION = re.compile(r"((Keyword |Other )?(Arg(ument)?|Param(eter)?)s|Attributes)")
 ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:(?:\s+(.*))?")
-FIELD = re.compile(
-    r":(?:param|parameter|arg|argument|key|keyword|ivar|var|cvar)"
-    r"\s+(?:[^:]*\s)?\*{0,2}(\w+):\s*(.*)"
-)
+NUMPY_ENTRY = re.compile(r"((?:\*{0,2}\w+,\s*)*\*{0,2}\w+)(?:\s*:.*)?()")
+RULE = re.compile(r"([-=#*~])\1{2,}")
+DIRECTIVE = re.compile(r"\.\. [\w-]+::.*")
+FIELD = re.compile(r":(\w+)(?:\s+([^:]*))?:(?:\s+(.*))?")
+EPYTEXT = re.compile(r"@(?=(?:param|arg|keyword|ivar) +\w+:)")
+PARAMETERS = "param parameter arg argument key keyword ivar var cvar".split()
+RESULTS = ("return", "returns", "Returns", "Yields")
+# Fields that are left out.
+OTHERS = "type rtype vartype raise raises except exception meta platform synopsis".split()
 
 
 def parse_doc(doc):
     """Splits a docstring into its text and the descriptions of parameters.
 
-    Parameters are described in Google's form ("Args:") or in reST's (":param x:").
-    Lines that begin with @ stay in the text: they are usher's tags.
+    Parameters are described in Google's form ("Args:"), in NumPy's (with a rule below
+    "Parameters"), or in reST's (":param x:"). What NumPy and reST say of the result
+    becomes the last line of the text. Lines that begin with @ stay in the text: they
+    are usher's tags.
     """
     text = []
-    docs = {}
-    name = ""  # the parameter that an indented line continues
-    # The indentation of entries in a section of Google's form: None outside of one,
-    # -1 before the first entry.
+    docs = {}  # lists of lines
+    returns = []
+    return_types = []
+    into = None  # the list that an indented line continues
+    # The indentation of entries in a section: None outside of one, -1 before the first
+    # entry.
     entries = None
-    for line in inspect.cleandoc(doc or "").splitlines():
+    numpy = ""  # the title of a section in NumPy's form
+    lines = inspect.cleandoc(doc or "").splitlines()
+    for line, below in zip(lines, [*lines[1:], ""]):
         body = line.strip()
         indent = len(line) - len(line.lstrip())
-        field = FIELD.fullmatch(body)
-        if field:
-            name = field.group(1)
-            docs[name] = field.group(2)
+        field = FIELD.fullmatch(EPYTEXT.sub(":", body, 1))
+        title = body.rstrip(":") if indent == 0 else ""
+        ruled = title and RULE.fullmatch(below.strip())
+        if RULE.fullmatch(body) or DIRECTIVE.fullmatch(body):
+            continue
+        if field and field[1] in (*PARAMETERS, *RESULTS, *OTHERS):
+            into = [field[3] or ""]
             entries = None
-        elif re.match(r":type\s+\w+:", body):
-            name = ""
-            entries = None
-        elif indent == 0 and SECTION.fullmatch(body):
-            name = ""
+            if field[1] in RESULTS:
+                returns = into
+            elif field[1] in PARAMETERS and field[2]:
+                docs[field[2].split()[-1].lstrip("*")] = into
+        elif ruled or title != body and SECTION.fullmatch(title):
+            into = None
+            numpy = title if ruled else ""
             entries = -1
-        elif entries is not None and indent > 0:
-            entry = None
-            if entries < 0 or indent <= entries:
-                entry = ENTRY.fullmatch(body)
+            if not SECTION.fullmatch(title) and title not in RESULTS:
+                entries = None
+                text.append(title if title.endswith(".") else title + ":")
+        elif entries is not None and body and (indent or numpy) and body[0] != "@":
             if entries < 0:
                 entries = indent
-            if entry:
-                name = entry.group(1)
-                docs[name] = entry.group(2) or ""
-            elif name:
-                docs[name] = f"{docs[name]} {body}".strip()
-        elif body and name and indent > 0:
-            docs[name] = f"{docs[name]} {body}".strip()
+            entry = None
+            if indent <= entries:
+                entry = (NUMPY_ENTRY if numpy else ENTRY).fullmatch(body)
+            if numpy in RESULTS:
+                (returns if indent else return_types).append(body)
+            elif entry:
+                into = [entry[2] or ""]
+                docs.update(dict.fromkeys(re.findall(r"\w+", entry[1]), into))
+            elif into is not None:
+                into.append(body)
+        elif body and into is not None and indent:
+            into.append(body)
         elif body or entries is None:
-            name = ""
+            into = None
             entries = None
             text.append(line)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(text)).strip(), docs
+    result = " ".join(returns or return_types).strip()
+    if result:
+        text += ["", "Returns: " + result]
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(text)).strip()
+    return text, {name: " ".join(lines).strip() for name, lines in docs.items()}
 
 
 def class_doc(cls):
@@ -574,7 +632,7 @@ def signature_of(function):
 class Method:
     """A function and its tool definition."""
 
-    def __init__(self, name, function):
+    def __init__(self, name, function, decorator):
         self.name = name
         self.function = function
         self.signature = signature_of(function)
@@ -586,21 +644,38 @@ class Method:
         self.rest = None  # the name of **kwargs, whose Type is rest_type
 
         plain = inspect.unwrap(function)
+        if decorator and plain.__name__ != name:
+            problem = f"{decorator} hides its parameters: use functools.wraps in it"
+            problems.append(f"{name}: {problem}")
         # Tags of usher count in a comment above the function too.
         tags = re.findall(r"(?m)^# *(@.*\n)", inspect.getcomments(plain) or "")
         doc = inspect.cleandoc(function.__doc__ or "")
         text, docs = parse_doc("\n".join([doc, *tags]))
         hints = hints_of(plain)
         builder = TypeBuilder()
+        self.defaults = {}  # from pydantic's Field
         for p in self.signature.parameters.values():
             hint = hints.get(p.name, typing.Any)
+            default = REQUIRED if p.default is p.empty else p.default
+            if hasattr(default, "is_required"):
+                hint = typing.Annotated[hint, default]
+                default = REQUIRED
+                if not p.default.is_required():
+                    default = p.default.get_default(call_default_factory=True)
+                self.defaults[p.name] = default
+            if p.kind is p.VAR_POSITIONAL:
+                hint = typing.List[hint]
+                default = None
+            type_ = builder.build(hint)
             if p.kind is p.VAR_KEYWORD:
                 self.rest = p.name
-                self.rest_type = builder.build(hint)
-            elif p.kind is not p.VAR_POSITIONAL and p.name != WEBHOOK:
-                default = REQUIRED if p.default is p.empty else p.default
-                field = Field(p.name, builder.build(hint), default, docs.get(p.name))
+                self.rest_type = type_
+            elif p.name != WEBHOOK:
+                field = Field(p.name, type_, default, docs.get(p.name))
                 self.fields.append(field)
+            while builder.unknown:
+                problem = f"{p.name} may be anything, because usher does not know the type"
+                problems.append(f"{name}: {problem} {builder.unknown.pop()}")
 
         schema = object_schema(self.fields)
         if self.rest:
@@ -611,7 +686,7 @@ class Method:
 
     def call(self, arguments):
         """Calls the function. It ignores arguments that no parameter takes."""
-        values = convert_fields(self.fields, arguments)
+        values = {**self.defaults, **convert_fields(self.fields, arguments)}
         webhook = self.signature.parameters.get(WEBHOOK)
         if webhook:
             default = None if webhook.default is webhook.empty else webhook.default
@@ -633,7 +708,7 @@ class Method:
 # The keys of what generators yield.
 KNOWN_YIELDS = (
     "ask and params, progress and total and message, or log and level; "
-    "an asynchronous generator can also yield its result, once"
+    "an asynchronous generator can also yield its result, once. Return several as a list"
 )
 
 
@@ -1056,7 +1131,7 @@ class Server:
                 },
                 "serverInfo": {"name": self.name, "version": "1"},
                 # usher uses the first sentence.
-                "instructions": inspect.cleandoc(self.doc or ""),
+                "instructions": parse_doc(self.doc)[0],
             }
         if method == "tools/list":
             return {"tools": [method.tool for method in self.methods.values()]}
@@ -1086,10 +1161,14 @@ def take_stdio():
 
 
 def defined_functions(body):
-    """Yields the names of the functions that statements define, in their order."""
+    """Yields the functions that statements define, in their order.
+
+    It yields their names and outermost decorators ("" for none).
+    """
     for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield statement.name
+            decorator = statement.decorator_list[:1]
+            yield statement.name, "".join("@" + ast.unparse(d) for d in decorator)
         elif not isinstance(statement, ast.ClassDef):
             for block in ("body", "handlers", "orelse", "finalbody"):  # if, try, with
                 yield from defined_functions(getattr(statement, block, []) or [])
@@ -1102,19 +1181,60 @@ def load(path, text):
     sys.path[0] = folder  # a module imports its own neighbors, not those of this file
     sys.argv = [path]
     tree = ast.parse(text, path)
+    if b"mcp" in text:
+        check_server(tree, base)
     # A file calendar.usher.py may still import calendar from the standard library.
     own_name = name + "_usher"
     spec = importlib.util.spec_from_file_location(own_name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[own_name] = module  # dataclasses, pickle and typing look there
     exec(compile(tree, path, "exec", dont_inherit=True), vars(module))
+    functions = dict(defined_functions(tree.body))
+    public = getattr(module, "__all__", functions)
     methods = []
-    for function_name in dict.fromkeys(defined_functions(tree.body)):
+    for function_name, decorator in functions.items():
         function = getattr(module, function_name, None)
-        public = not function_name.startswith("_")
-        if public and callable(function) and not isinstance(function, type):
-            methods.append(Method(function_name, function))
+        if function_name.startswith("_") or function_name not in public or function is None:
+            continue
+        try:
+            reason = foreign(function, decorator, path)
+            if not reason:
+                methods.append(Method(function_name, function, decorator))
+        except Exception as e:  # such as an annotation that can't be read
+            reason = message_of(e)
+        if reason:
+            problems.append(f"{function_name} is not offered: {reason}")
     return name, module, methods
+
+
+def foreign(function, decorator, path):
+    """Returns why the value of a function's name can't be a method, None if it can.
+
+    A decorator may return a function of another file.
+    """
+    plain = inspect.unwrap(function)
+    own = getattr(getattr(plain, "__code__", None), "co_filename", "") == path
+    kind = type(function).__name__
+    if callable(function) and (own or decorator and inspect.isfunction(plain)):
+        return None
+    if decorator:
+        return f"{decorator} made it a {kind}"
+    return f"its value is a {kind} from elsewhere"
+
+
+class Unfit(Exception):
+    """The reason why a file can't be a module."""
+
+
+def check_server(tree, base):
+    """Raises Unfit if a file makes an MCP server of its own."""
+    code = ast.unparse(tree)
+    if re.search(r"(?m)^ *(from|import) (fastmcp|mcp\.server)\b", code) and re.search(
+        r"\b(FastMCP|MCPServer|Server)[.(]", code
+    ):
+        name = base.replace(".usher", "")
+        entry = '{"command": "python3", "args": ["%s"]}' % name
+        raise Unfit(f"it is an MCP server: rename it {name} and host it by a .mcp.json: {entry}")
 
 
 def explain(e, path):
@@ -1133,11 +1253,13 @@ def explain(e, path):
         own = os.path.abspath(file).startswith(folder) and "site-packages" not in file
         if own and os.path.exists(file):
             where = f"{os.path.relpath(file, folder)}:{line}"
-    text = f"{type(e).__name__}: {reason}"
+    text = str(e) if isinstance(e, Unfit) else f"{type(e).__name__}: {reason}"
     if isinstance(e, ImportError):  # its packages may belong to another Python
         where = f"run by {sys.executable}: {where}"
     if isinstance(e, ModuleNotFoundError):
         text += ": install it into a .venv, or list it in a # /// script block"
+    elif "no known parent package" in text:
+        text += ": a module is in no package: write import NAME"
     return f"{where}: {' '.join(text.split())}"
 
 

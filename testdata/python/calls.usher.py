@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple, Union
 
+import stub
+
 print("at the top level")
 lock = asyncio.Lock()  # binds to the loop on Python 3.9
 count = 0
@@ -63,6 +65,14 @@ def keywords(n: int = 1, **rest):
 
 def positional(a, b=2, /, c=3):
     return [a, b, c]
+
+
+def gathered(first, second=2, *others: int, last=4):
+    return [first, second, others, last]
+
+
+def named(one: stub.Model, times: int = stub.Field(default=2), more: List[stub.Model] = ()):
+    return [one.name * times, one, *more]
 
 
 def handle_hook(_webhook, name: str = "none"):
