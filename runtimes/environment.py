@@ -45,10 +45,14 @@ def make(environment, block):
         from pip._vendor import tomli as tomllib
     metadata = tomllib.loads(re.sub("(?m)^# ?", "", block))
     wanted = metadata.get("requires-python", "")
+    if not isinstance(wanted, str):
+        sys.exit('requires-python is not a text: write requires-python = ">=3.9"')
+    dependencies = metadata.get("dependencies", [])
+    if not isinstance(dependencies, list) or {*map(type, dependencies)} - {str}:
+        sys.exit('dependencies is not a list of texts: write dependencies = ["NAME"]')
     version = sys.version.split()[0].rstrip("+")
     if not SpecifierSet(wanted).contains(version, prereleases=True):
         sys.exit(f"requires-python is {wanted}, but this is Python {version}")
-    dependencies = metadata.get("dependencies")
     if dependencies:
         pip = ["pip", "install", "-qq", "--disable-pip-version-check", "--retries", "2"]
         run(f"{environment}/{PYTHON}", *pip, "--", *dependencies)
