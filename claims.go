@@ -93,9 +93,6 @@ type Claim struct {
 	raw json.RawMessage
 }
 
-// logKey is the key of the hashes that identify claims in the log. Each process draws its own.
-var logKey = rand.Text()
-
 // exists reports whether the id identifies a claim, active or ended.
 func (id claimID) exists() bool { return id != claimID{} }
 
@@ -105,15 +102,17 @@ func (c Claim) Active(now time.Time) bool { return now.Before(c.ExpiresAt) }
 // MarshalJSON returns the stored record, including the code.
 func (c Claim) MarshalJSON() ([]byte, error) { return c.raw, nil }
 
-// logAttrs returns log attributes that identify the claim: its label, and a short keyed
-// hash, because no part of a code is ever logged. For no claim it returns the zero Attr,
+// Created returns the time of the claim's creation as text. Lists and the log name the claim by
+// it, because no part of a code is ever logged.
+func (c Claim) Created() string { return c.CreatedAt.Format(time.RFC3339Nano) }
+
+// logAttrs returns log attributes that name the claim. For no claim it returns the zero Attr,
 // which is not logged.
 func (c Claim) logAttrs() slog.Attr {
 	if !c.exists() {
 		return slog.Attr{}
 	}
-	hash := hashOf(logKey, c.Code.Reveal(), c.CreatedAt.String(), c.ScopeDir)
-	return slog.GroupAttrs("", slog.String("claim", hash[:8]), slog.String("label", c.Label))
+	return slog.GroupAttrs("", slog.String("claim", c.Created()), slog.String("label", c.Label))
 }
 
 // parseClaim parses one record, which must be valid JSON. It does not decode into a
@@ -348,7 +347,8 @@ type ClaimStore struct {
 	// mu guards the fields below. It is held while the file is read: older content must not
 	// replace newer.
 	mu         sync.Mutex
-	current    *claimsFile // as last read
+	current    *claimsFile    // as last read
+	ended      map[Code]Claim // the latest claims that are gone from the file, for LastKnown
 	principals map[Code]*Principal
 	unreadable chan struct{} // closed when the file can be read again; nil if it could be read
 }
@@ -364,6 +364,7 @@ func openClaims(dataDir string) *ClaimStore {
 		log:        slog.New(slog.DiscardHandler),
 		token:      newWriteToken(dataDir),
 		current:    &claimsFile{},
+		ended:      make(map[Code]Claim),
 		principals: make(map[Code]*Principal),
 	}
 }
@@ -467,6 +468,17 @@ func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
 	return p, nil
 }
 
+// LastKnown returns the latest claim with this code, also one that has ended, as far as the
+// store knows it. It is for the log only, and reads no file.
+func (s *ClaimStore) LastKnown(code Code) Claim {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.current.byCode[code]; c.exists() {
+		return c
+	}
+	return s.ended[code]
+}
+
 // endLocked ends the principal of a code, if there is one. The caller holds s.mu.
 func (s *ClaimStore) endLocked(code Code) {
 	if p := s.principals[code]; p != nil {
@@ -515,6 +527,10 @@ func (s *ClaimStore) refreshLocked() error {
 		if after.byCode[code].claimID != c.claimID {
 			s.log.Info("claim ended", c.logAttrs())
 			s.endLocked(code)
+			if len(s.ended) == maxEnded {
+				clear(s.ended)
+			}
+			s.ended[code] = c
 		}
 	}
 	return nil

@@ -34,6 +34,7 @@ import (
 	"text/template"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 // command is an entry of the table of commands. The command's manual is help/NAME.txt,
@@ -734,6 +735,7 @@ func writeText(w io.Writer, name string, v any) {
 		"clean": sanitize,
 		"left":  formatLeft,
 		"note":  func(text string) string { return sanitizeLines(text, "\n      ") },
+		"wrap":  wrapText,
 	})
 	var text bytes.Buffer // so that records of the log don't come in between
 	table := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
@@ -783,6 +785,26 @@ func sanitizeLines(text, separator string) string {
 		return unicode.ReplacementChar
 	}, text)
 	return strings.ReplaceAll(printable, "\n", separator)
+}
+
+// wrapText sanitizes foreign text and breaks it into lines, indented and for 80 columns.
+func wrapText(text string) string {
+	const width = 68
+	wrapped := ""
+	column := 0
+	for word := range strings.FieldsSeq(sanitize(text)) {
+		column += utf8.RuneCountInString(word) + 1
+		switch {
+		case wrapped == "":
+		case column > width:
+			wrapped += "\n           "
+			column = utf8.RuneCountInString(word) + 1
+		default:
+			wrapped += " "
+		}
+		wrapped += word
+	}
+	return wrapped
 }
 
 // formatLeft formats the time until an instant in days, hours and minutes, rounded up.

@@ -297,6 +297,12 @@ func stripCallID(params object) object {
 type clientProfile struct {
 	caps  clientCaps
 	level string // lowest severity of log messages that it wants; "" if not stated
+	name  string // of the program, and its version, for the log
+}
+
+// clientName returns the name and the version of a program that describes itself.
+func clientName(info object) string {
+	return clipText(strings.TrimSpace(info.text("name")+" "+info.text("version")), maxLogged)
 }
 
 // identify returns the _meta of a request for a module without sessions. To modules, usher
@@ -389,6 +395,7 @@ func parseIdentity(h http.Header, method string, identity object) (c clientProfi
 	level := identity.get(metaLogLevel)
 	c.caps = parseClientCaps(caps)
 	c.level = identity.text(metaLogLevel)
+	c.name = clientName(identity.object(metaClientInfo))
 	switch {
 	case !isText:
 		err = rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)

@@ -100,7 +100,8 @@ func handle(
 	if err == nil {
 		return
 	}
-	log = log.With("path", clipText(r.URL.Path, maxLogged), "request", w.Header().Get(requestIDHeader))
+	id := w.Header().Get(requestIDHeader)
+	log = log.With("path", clipText(r.URL.Path, maxLogged), "request", id, senderAttrs(r))
 	e, known := errors.AsType[*fault](err)
 	switch {
 	case !known:
@@ -111,6 +112,18 @@ func handle(
 	}
 	maps.Copy(w.Header(), e.Header)
 	write(w, e)
+}
+
+// senderAttrs returns log attributes that say where a request came from: the address of the
+// connection and, as sent and unverified, what X-Forwarded-For says.
+func senderAttrs(r *http.Request) slog.Attr {
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+	remote := slog.String("remote", host)
+	forwarded := strings.Join(r.Header.Values("X-Forwarded-For"), ", ")
+	if forwarded == "" {
+		return remote
+	}
+	return slog.GroupAttrs("", remote, slog.String("forwarded_for", clipText(forwarded, maxLogged)))
 }
 
 // catch recovers a panic and logs it. If the pointer err is not nil, *err becomes errInternal. Use

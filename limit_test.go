@@ -65,6 +65,7 @@ var limitTests = map[string]string{
 	"maxHeld":           "TestBodiesMakeRoom",
 	"maxWrite":          "TestSlowReadersHaveTime",
 	"maxOutbox":         "TestSlowClientIsDropped",
+	"maxEnded":          "TestEndedClaimsAreKnown",
 	"guessBudget":       "TestGuessesTakeTurns",
 	"guessRate":         "TestGuessesTakeTurns",
 	"maxSource":         "TestOnlyRegularFilesAreRead",

@@ -28,12 +28,13 @@ import (
 
 // serverConfig is what newServer needs.
 type serverConfig struct {
-	modules  *Registry
-	gate     *Gate
-	memory   *memory
-	log      *slog.Logger
-	stopping context.Context // ends when the daemon begins to stop: streams end
-	stopped  context.Context // ends when the daemon stops waiting: calls are cancelled
+	modules      *Registry
+	gate         *Gate
+	memory       *memory
+	log          *slog.Logger
+	logArguments bool            // of calls
+	stopping     context.Context // ends when the daemon begins to stop: streams end
+	stopped      context.Context // ends when the daemon stops waiting: calls are cancelled
 }
 
 // Server answers MCP messages. Safe for concurrent use.
@@ -281,7 +282,9 @@ func (r *request) initialize() (object, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.session.profile.Store(&clientProfile{caps: caps})
+	client := clientProfile{caps: caps, name: clientName(r.params.object("clientInfo"))}
+	r.session.profile.Store(&client)
+	r.server.log.Info("session", "client", client.name, "protocol", protocol, r.logAttrs())
 	return r.about(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}), nil
 }
 
@@ -462,7 +465,10 @@ func (r *request) log(item *Item, result object, err error) {
 		outcome = "failed: " + resultText(result)
 	}
 	_, name, _ := r.target()
-	module := slog.Attr{}
+	var module, arguments slog.Attr
+	if r.server.logArguments {
+		arguments = slog.String("arguments", clipText(string(r.params.get("arguments")), maxLogged))
+	}
 	if item != nil {
 		module = slog.String("module", item.Label)
 		name = cmp.Or(item.ownName, name)
@@ -474,8 +480,9 @@ func (r *request) log(item *Item, result object, err error) {
 		"outcome", clipText(outcome, maxLogged),
 		"took", time.Since(r.arrived).Round(10*time.Microsecond),
 		"bytes", result.size(),
-		"session", clipText(r.session.ID, 8),
-		r.principal.logAttrs())
+		arguments,
+		"client", r.session.profile.Load().name,
+		r.logAttrs())
 }
 
 // listen notifies the client of changes until its streams must end or its claim has

@@ -167,8 +167,8 @@ func TestCancelReachesTheModule(t *testing.T) {
 	checkOmits(t, "the log", c.daemon.Log.String(), "superfluous") // a status that is written twice
 }
 
-// Each call, claim and invalid code is a line of the log, which names a claim by its label
-// and contains no code.
+// Each session, call, claim and invalid code is a line of the log, which names the client, the
+// address, and the claim by its creation and its label, also after its end. It contains no code.
 func TestLogNamesCalls(t *testing.T) {
 	long(t)
 	p := startProjects(t)
@@ -188,11 +188,14 @@ func TestLogNamesCalls(t *testing.T) {
 		`{"ref":{"type":"ref/prompt","name":"rich_say"},"argument":{"name":"x","value":""}}`)
 	listTools(c, inHeader("ABCDEF"))
 	p.revoke(claim.Code.Reveal())
-	listTools(c)
-	const of = `claim=[0-9a-f]{8} label="a phone"`
-	const how = ` took=[0-9.]+[mµ]?s bytes=[0-9]+ session=[A-Z2-7]{8}… ` + of
+	c.Call("a_pid", "")
+	newStateless(t, p.URL).Modern("tools/list", "{}", inHeader(claim.Code.Reveal()))
+	of := `claim=` + regexp.QuoteMeta(claim.Created()) + ` label="a phone"`
+	const session, remote = `session=[A-Z2-7]{8}… `, ` remote=127.0.0.1`
+	how := ` took=[0-9.]+[mµ]?s bytes=[0-9]+ client="test 1" ` + session + of + remote
 	for _, want := range []string{
-		`msg=session ` + of + ` session=[A-Z2-7]{8}…`,
+		`msg=session client="test 1" protocol=2025-11-25 ` + session + of + remote,
+		`msg=call request=tools/call method=a_pid outcome="the claim .* ended.*"` + how,
 		`msg=call request=tools/call module=a method=x outcome=done` + how,
 		`msg=call request=tools/call module=rich method=fail outcome="failed: .*"` + how,
 		`msg=call request=tools/call method=no_such outcome="unknown tool \\"no_such\\""` + how,
@@ -200,7 +203,9 @@ func TestLogNamesCalls(t *testing.T) {
 		`msg=call request=prompts/get module=rich method=say outcome=done` + how,
 		`msg=call request=resources/read module=rich method=rich://one outcome=done` + how,
 		`msg=call request=completion/complete module=rich method=say outcome=done` + how,
-		`msg="an invalid claim code was presented" in_session=true scoped=true`,
+		`msg="an invalid claim code was presented" in_session=true scoped=true ` + session + of + remote,
+		`msg="an invalid claim code was presented" in_session=false scoped=false ` + of + remote,
+		`msg=refused path=/ request=[A-Z2-7]+` + remote + ` status=400 why="the presented .*"`,
 		`msg="claim ended" ` + of,
 	} {
 		line := regexp.MustCompile(`(?m)^time=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\S+ level=[A-Z]+ ` + want + `$`)

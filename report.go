@@ -55,6 +55,18 @@ func (m moduleReport) Summary() string {
 	return clipText(text, 47)
 }
 
+// notes returns what the report notes of the module: its problems, and the webhooks whose
+// deliveries fail.
+func (m moduleReport) notes() []string {
+	notes := slices.Clone(m.Problems)
+	for _, t := range m.Tools {
+		if t.Fails != "" {
+			notes = append(notes, t.Method+": deliveries fail: "+t.Fails)
+		}
+	}
+	return notes
+}
+
 // report returns all modules, as the view of scope shows them, those in scope first. The
 // webhooks, which are not scoped, have URLs of the daemon at daemonURL.
 func (a *app) report(r *Registry, scope Scope, daemonURL string) []moduleReport {

@@ -141,12 +141,25 @@ type admission struct {
 	// request may begin a session without a claim, by initialize or the GET of HTTP+SSE; otherwise
 	// this error is its answer.
 	badCode error
+
+	claim  Claim     // for the log: the principal's; else the session's or the code's, which has ended
+	sender slog.Attr // for the log: where the request came from
+}
+
+// logAttrs returns log attributes that say who has sent a request.
+func (a admission) logAttrs() slog.Attr {
+	session := slog.Attr{}
+	if a.session != nil {
+		session = slog.String("session", clipText(a.session.ID, 8))
+	}
+	return slog.GroupAttrs("", session, a.claim.logAttrs(), a.sender)
 }
 
 // Admit determines a request's session and principal from its headers and URL alone,
 // before its body is read. It may wait some seconds for a turn (guessTurns). The error is
 // the answer to a request that is not admitted.
 func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
+	a.sender = senderAttrs(r)
 	for {
 		var of claimID // the session's claim
 		if id, inURL := presentedSession(r); id != "" {
@@ -160,12 +173,17 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 			return a, err
 		}
 		a.principal, a.badCode, err = decide(facts)
+		if a.principal != nil && a.principal.exists() {
+			a.claim = a.principal.Claim
+		} else {
+			a.claim = g.endedClaim(r, of)
+		}
+		if facts.presents && facts.presented == nil && facts.unreadable == nil {
+			g.log.Warn("an invalid claim code was presented",
+				"in_session", facts.session, "scoped", facts.scoped, a.logAttrs())
+		}
 		if err != nil {
 			return a, err
-		}
-		if facts.presents && facts.presented == nil {
-			g.log.Warn("an invalid claim code was presented",
-				"in_session", facts.session, "scoped", facts.scoped)
 		}
 		if a.session == nil {
 			a.member = a.principal.ctx
@@ -173,10 +191,24 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 			continue // meanwhile, another request changed the session
 		}
 		if a.session != nil && a.principal.exists() && a.principal.claimID != of {
-			g.logScoped("session scoped", a.session, a.principal)
+			g.log.Info("session scoped", a.logAttrs())
 		}
 		return a, nil
 	}
+}
+
+// endedClaim returns the claim that a session had or, if it had none, the claim that had the
+// code of a request. It is zero if there was none, or the store has forgotten it.
+func (g *Gate) endedClaim(r *http.Request, of claimID) Claim {
+	code, _ := presentedCode(r)
+	if of.exists() {
+		code = of.Code
+	}
+	c := g.claims.LastKnown(code)
+	if of.exists() && c.claimID != of {
+		return Claim{claimID: of} // its label is forgotten
+	}
+	return c
 }
 
 // findFacts returns the facts about a request in a session, which is nil for none, with a
@@ -331,15 +363,12 @@ func (g *Gate) Create(protocol string, caps clientCaps, p *Principal) admission 
 	if protocol == sseProtocol {
 		s.name = s.ID
 	}
-	if p.exists() {
-		g.logScoped("session", s, p)
+	return admission{
+		principal: p,
+		session:   s,
+		member:    g.sessions.use(s, p.claimID, p),
+		claim:     p.Claim,
 	}
-	return admission{principal: p, session: s, member: g.sessions.use(s, p.claimID, p)}
-}
-
-// logScoped logs which claim a session has.
-func (g *Gate) logScoped(what string, s *Session, p *Principal) {
-	g.log.Info(what, p.logAttrs(), "session", clipText(s.ID, 8))
 }
 
 // ---- Guessing

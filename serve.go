@@ -113,6 +113,8 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 		"let a webhook's verified @signature replace the secret")
 	fs.DurationVar(&f.webhooks.timeout, "webhook-timeout", 30*time.Second,
 		"give up on a webhook's method after `DURATION`")
+	fs.BoolVar(&f.webhooks.logArguments, "log-arguments", false,
+		"log the arguments of calls and deliveries, also those that are secret")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
 	fs.StringVar(&f.tlsKey, "tls-key", "", "the key of -tls-cert is in `FILE`")
 	return f
@@ -298,6 +300,9 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		d.registry = r
 		return d.serve(ctx, newGate(a.claims, key, flags.requireClaim, d.log))
 	})
+	if ctx.Err() != nil {
+		fmt.Fprintln(d.out) // the terminal shows ^C
+	}
 	d.log.Info("stopped", "why", cmp.Or(err, context.Cause(ctx)))
 	return err
 }
@@ -428,12 +433,13 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		inFlight:      counter[*Principal]{perKey: maxInFlight},
 	}
 	d.server = newServer(serverConfig{
-		modules:  d.registry,
-		gate:     gate,
-		memory:   memory,
-		log:      d.log,
-		stopping: ctx,
-		stopped:  stopped,
+		modules:      d.registry,
+		gate:         gate,
+		memory:       memory,
+		log:          d.log,
+		logArguments: d.flags.webhooks.logArguments,
+		stopping:     ctx,
+		stopped:      stopped,
 	})
 	// net/http's own limits end what usher can't see: slow headers and idle connections. The
 	// time for a body or an answer depends on the request, so usher sets those deadlines.
@@ -557,19 +563,43 @@ func (d *daemon) openLog() *slog.Logger {
 	return newRecordLog(d.showRecord)
 }
 
-// showRecord prints a record of the log as a line. It leaves out what the banner will show:
+// showRecord prints a record of the log as a line, with a mark if it is a warning or an error. It leaves out what the banner will show:
 // before it, showRecord prints only warnings and errors, except those about modules. The line
-// is sanitized as a whole, because any value may be a client's or a module's.
+// is sanitized, because any value may be a client's or a module's, and quoted as slog does it.
 func (d *daemon) showRecord(record object) {
 	early := record.text("level") == "INFO" || record.get("file") != nil
 	if early && !d.bannered.Load() {
 		return
 	}
-	line := time.Now().Format(time.TimeOnly) + "  " + record.text("msg")
-	for _, m := range record.without("time", "level", "msg") {
-		line += "  " + m.key + "=" + record.text(m.key)
+	mark := "   "
+	if record.text("level") != "INFO" {
+		mark = " ! "
 	}
-	fmt.Fprintln(d.out, sanitize(line))
+	line := time.Now().Format(time.TimeOnly) + mark + sanitize(record.text("msg"))
+	for _, m := range record.without("time", "level", "msg") {
+		value := sanitize(record.text(m.key))
+		if value == "" || strings.ContainsAny(value, ` "=`) {
+			value = strconv.Quote(value)
+		}
+		line += "  " + m.key + "=" + value
+	}
+	fmt.Fprintln(d.out, line)
+}
+
+// warnOfNotes logs what a report notes of modules as warnings, unless noted contains it. It
+// returns everything that the report notes.
+func (d *daemon) warnOfNotes(modules []moduleReport, noted map[string]bool) map[string]bool {
+	now := make(map[string]bool)
+	for _, m := range modules {
+		for _, note := range m.notes() {
+			key := m.Path + " " + m.Name + " " + note
+			now[key] = true
+			if !noted[key] {
+				d.log.Warn("module note", "module", cmp.Or(m.Label, m.Name), "file", m.Path, "note", note)
+			}
+		}
+	}
+	return now
 }
 
 // followModules writes report.json and prints the banner, both delayed while modules are not
@@ -579,6 +609,7 @@ func (d *daemon) showRecord(record object) {
 func (d *daemon) followModules(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
 	logReady := sync.OnceFunc(func() { d.log.Info("modules are ready", "url", d.record.URL) })
+	noted := make(map[string]bool)
 	for timeout := startupTime; ; timeout = time.Second {
 		settled := d.registry.WaitAll(ctx, timeout, scopeAll())
 		if ctx.Err() != nil {
@@ -591,6 +622,7 @@ func (d *daemon) followModules(ctx context.Context) {
 			d.bannered.Store(true)
 		}
 		modules := d.app.report(d.registry, scopeAll(), d.record.URL)
+		noted = d.warnOfNotes(modules, noted)
 		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
 			d.log.Warn("the report was not written", "err", err)
 		}

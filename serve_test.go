@@ -14,6 +14,7 @@ import (
 	"os"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -176,4 +177,62 @@ func TestLogBeginsAndEnds(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(d.Log.String()), "\n")
 	checkContains(t, "the first record", lines[0], "msg=listening version=", " address=127.0.0.1:")
 	checkContains(t, "the last record", lines[len(lines)-1], "msg=stopped why=")
+}
+
+// The log says where calls and deliveries come from and, with -log-arguments, what they contain:
+// not the client's _webhook, and not more than maxLogged bytes.
+func TestLogSaysWhatWasSent(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("z", 2*maxLogged)
+	clipped := `{"n":"` + long[:maxLogged-len(`{"n":"`)] + "…"
+	for _, tt := range []struct {
+		flags          string
+		shows, omitted []string
+	}{
+		{"-open -open-webhooks", nil, []string{"arguments=", "zzz"}},
+		{"-open -open-webhooks -log-arguments", []string{
+			`method=x .* arguments="{\\"n\\":1}" client="test 1" .*` + sentBy,
+			`msg=delivery .*` + sentBy + ` arguments="{\\"n\\":2,\\"_x\\":3}"`,
+			`method=x .* arguments=` + regexp.QuoteMeta(strconv.Quote(clipped)) + ` client=`,
+		}, nil},
+	} {
+		t.Run(tt.flags, func(t *testing.T) {
+			d := daemonOptions{}.startTools(t, tt.flags, "x", "handleIt")
+			c := newStateless(t, d.URL)
+			proxied := setHeader("X-Forwarded-For", "203.0.113.9, 10.0.0.1")
+			c.Modern("tools/call", `{"name":"m_x","arguments":{"n":1,"_webhook":{}}}`, proxied)
+			c.Modern("tools/call", `{"name":"m_x","arguments":{"n":"`+long+`"}}`, proxied)
+			d.deliver(t, "m/handleIt", `{"n":2,"_x":3}`, "X-Forwarded-For: 203.0.113.9, 10.0.0.1")
+			log := d.Log.String()
+			checkOmits(t, "the log", log, append(tt.omitted, "_webhook")...)
+			check(t, "records with addresses", len(regexp.MustCompile(sentBy).FindAllString(log, -1)), 3)
+			for _, line := range tt.shows {
+				if !regexp.MustCompile(line).MatchString(log) {
+					t.Errorf("no line like %s in:\n%s", line, log)
+				}
+			}
+		})
+	}
+}
+
+// sentBy matches the address of a connection and what a proxy says.
+const sentBy = `remote=127.0.0.1 forwarded_for="203.0.113.9, 10.0.0.1"`
+
+// What the report notes of a module is a warning in the log, once, when it first appears.
+func TestLogHasTheNotes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	hook := "handleIt: @signature github X_SIGNING_SECRET"
+	writeTools(t, dir+"/m.usher", hook)
+	d := daemonOptions{env: map[string]string{}}.startReady(t, dir)
+	const fails = `level=WARN msg="module note" module=m file=.*/m.usher ` +
+		`note="handleIt: deliveries fail: @signature: X_SIGNING_SECRET is not set"`
+	const name = `level=WARN msg="module note" module=m .* note="m_y+: some clients refuse this name`
+	count := func(line string) int {
+		return len(regexp.MustCompile("(?m)"+line).FindAllString(d.Log.String(), -1))
+	}
+	check(t, "warnings at the start", count(fails), 1)
+	writeTools(t, dir+"/m.usher", hook, strings.Repeat("y", 60))
+	await(t, "the new note", func() bool { return count(name) == 1 })
+	check(t, "warnings of the earlier note", count(fails), 1)
 }

@@ -164,7 +164,9 @@ func (s *Server) inSession(
 	if err != nil {
 		return from, err
 	}
+	sender := from.sender
 	from = s.gate.Create(protocol, caps, from.principal)
+	from.sender = sender
 	w.Header().Set(sessionHeader, from.session.name)
 	return from, nil
 }

@@ -43,6 +43,7 @@ type webhookConfig struct {
 	open             bool   // if no secret is set, senders need none
 	local            bool   // if no secret is set, senders on this machine need none
 	acceptSignatures bool   // a verified signature replaces the secret
+	logArguments     bool   // of deliveries
 	timeout          time.Duration
 }
 
@@ -69,6 +70,7 @@ type delivery struct {
 	held      *reservation  // of body and arguments; nil until the body is read
 	tool      *Item         // whose method is called; nil until it is found
 	rule      signatureRule // of the method; zero for none
+	fields    string        // of the body, for the log; "" unless they are logged
 	status    int           // of the answer
 }
 
@@ -103,7 +105,10 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	if reasons != nil {
 		args = append(args, "why", strings.Join(reasons, "; "))
 	}
-	args = append(args, "status", d.status, "took", took, "bytes", len(d.body), "remote", r.RemoteAddr)
+	args = append(args, "status", d.status, "took", took, "bytes", len(d.body), senderAttrs(r))
+	if h.logArguments {
+		args = append(args, "arguments", d.fields)
+	}
 	h.log.Info("delivery", args...)
 	return err
 }
@@ -245,7 +250,7 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 			}
 		}
 		changed = true // if there is another attempt
-		arguments, err := d.arguments()
+		arguments, err := d.arguments(h.logArguments)
 		if err != nil {
 			return nil, err
 		}
@@ -290,16 +295,19 @@ func callError(ctx context.Context, err error) error {
 }
 
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
-// request under webhookParam. It drops fields that differ from a declared parameter only in
+// request under webhookParam. log keeps the fields for the log. It drops fields that differ from a declared parameter only in
 // case, because providers add fields to their deliveries at any time, and a decoder that
 // ignores case would take them for the parameter. Its errors are *fault.
-func (d *delivery) arguments() (json.RawMessage, error) {
+func (d *delivery) arguments(log bool) (json.RawMessage, error) {
 	schema := d.tool.Method.schema()
 	list, err := parameters(d.request.Header, d.body, schema)
 	if err != nil {
 		return nil, err
 	}
 	list = slices.DeleteFunc(withoutWebhook(list), func(f member) bool { return schema.isMisspelt(f.key) })
+	if log {
+		d.fields = clipText(string(list.encode()), maxLogged)
+	}
 	arguments := append(list, member{webhookParam, d.meta()}).encode()
 	return arguments, d.held.grow(int64(len(arguments)))
 }

@@ -223,7 +223,7 @@ func TestWebhookLogSaysWhy(t *testing.T) {
 			path, _, _ := strings.Cut(row.path, "?")
 			checkContains(t, "the log", line, `"msg":"delivery"`, `"path":"`+path+`"`,
 				`"took":`,
-				`"remote":"127.0.0.1:`, fmt.Sprintf(`"status":%d`, row.status))
+				`"remote":"127.0.0.1"`, fmt.Sprintf(`"status":%d`, row.status))
 			check(t, "it has a reason", strings.Contains(line, `"why":`), row.status != 200)
 			if row.tool != "" {
 				checkContains(t, "the log", line, `"module":"m","method":"`+row.tool+`"`)
