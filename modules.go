@@ -623,6 +623,7 @@ var noMethods = map[Kind]string{
 // newModule returns the module that a pool serves, if that offers what the manifest says.
 func newModule(p *pool, offered *manifest) *Module {
 	m := &Module{source: p.source, manifest: *offered, pool: p}
+	var unknown []string
 	for _, raw := range m.Lists["tools"] {
 		method := parseMethod(raw, m.Kind)
 		if method.refused == "" {
@@ -633,6 +634,12 @@ func newModule(p *pool, offered *manifest) *Module {
 		for _, problem := range method.problems {
 			m.Problems = append(m.Problems, method.Name+": "+problem)
 		}
+		unknown = append(unknown, method.unknown...)
+	}
+	if unknown != nil {
+		slices.Sort(unknown)
+		m.Problems = append(m.Problems, "usher does not know these tags, and leaves them out of descriptions: "+
+			strings.Join(slices.Compact(unknown), ", "))
 	}
 	if len(m.Methods)+len(m.Problems) == 0 && m.Kind.singleFile() {
 		m.Problems = append(m.Problems, "no methods: "+noMethods[m.Kind])

@@ -7,6 +7,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -45,7 +46,10 @@ func parseMethod(definition json.RawMessage, kind Kind) *Method {
 		Name:    list.text("name"),
 		docTags: parseDoc(list.text("description"), kind),
 	}
-	m.IsHook = m.IsHook || kind != kindConfig && strings.HasPrefix(m.Name, "handle")
+	m.IsHook = m.IsHook || kind != kindConfig && !m.Internal && strings.HasPrefix(m.Name, "handle")
+	if m.Internal && !m.IsHook {
+		m.refused = cmp.Or(m.refused, "not offered, because of its tag @internal")
+	}
 	if err := checkHookPath(cmp.Or(m.Hook, m.Name)); err != nil && m.IsHook {
 		m.problems = append(m.problems, err.Error())
 	}
@@ -61,6 +65,12 @@ func parseMethod(definition json.RawMessage, kind Kind) *Method {
 	m.schema = sync.OnceValue(func() *schema { return decodeSchema(input) })
 	for _, property := range members(input).object("properties") {
 		m.Parameters = append(m.Parameters, property.key)
+	}
+	for _, d := range m.params {
+		if !slices.Contains(m.Parameters, d.name) && d.name != webhookParam {
+			m.problems = append(m.problems, fmt.Sprintf("@param %s: the method's parameters are: %s",
+				d.name, cmp.Or(strings.Join(m.Parameters, ", "), "none")))
+		}
 	}
 	return m
 }
@@ -84,14 +94,19 @@ func (m *Method) appURI() string {
 }
 
 // cleanSchema returns the method's schema without webhookParam, and with the documentation of
-// its parameters. If the language declares no types, cleanSchema adds the parameters that
-// only the documentation names. The result always has properties, as some clients require
-// them. It allows no others, unless the shim has added additionalProperties.
+// its parameters. The parameters of a shell function are those that its documentation names.
+// The result always has properties, as some clients require them. It allows no others, unless the
+// shim has added additionalProperties.
 func (m *Method) cleanSchema(schema json.RawMessage, kind Kind) json.RawMessage {
 	list := members(schema)
 	props := list.object("properties")
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
+	for _, property := range props {                    // a shim may have taken a line with a slip for this text
+		if kind.singleFile() {
+			m.readTag("- "+members(property.value).text("description"), kind)
+		}
+	}
 	untyped := kind == kindNode || kind == kindShell
 	for _, d := range m.params {
 		own := props.get(d.name)
@@ -173,15 +188,19 @@ func parseLiterals(s string) (literals []json.RawMessage) {
 
 // docTags is the content of a method's documentation.
 type docTags struct {
-	IsHook bool // the method can receive webhooks
+	IsHook   bool // the method can receive webhooks
+	Internal bool // it is not a tool
+	Unshared bool // it is in no scoped view
 	// Hook is the path of its webhook below /webhook/; "" means MODULE/METHOD.
 	Hook        string
 	Signature   string // the line with the tag @signature; "" for none
 	refused     string // why the method is not offered; "" if it is
 	description string // without the lines of the tags
+	returns     string // the text after @returns
 	params      []paramDoc
 	annotations object   // of MCP
 	problems    []string // for the module's author
+	unknown     []string // tags that are neither usher's nor JSDoc's
 }
 
 // paramDoc is the documentation of a parameter.
@@ -193,32 +212,50 @@ type paramDoc struct {
 	defaultValue json.RawMessage // nil for none
 }
 
-// annotationTags maps tags to MCP tool annotations.
-var annotationTags = map[string]string{
-	"@readonly":    "readOnlyHint",
-	"@destructive": "destructiveHint",
-	"@idempotent":  "idempotentHint",
+// tagTable lists the tags. Each line begins with an effect; the names of the tags that have it
+// follow, in lower case and without -. The tags without an effect are JSDoc's.
+//
+//go:embed runtimes/tags.txt
+var tagTable string
+
+// protectingTags decide who may call a method. A slip in one of them must not leave the method
+// unprotected, so a method with such a slip is not offered.
+var protectingTags = []string{"signature", "webhook", "internal", "unshared"}
+
+const typePattern = `^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?` // a type in braces, or nothing
+
+var (
+	// tagLine matches a line that begins with a tag, and innerTag a tag inside a line.
+	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?(.*)$`)
+	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf})@([A-Za-z-]+)`)
+	// inlineTag matches a tag of JSDoc inside a text, with what a link shows.
+	inlineTag = regexp.MustCompile(`\{@(?:link\w*\s+([^{}]*)|[^{}]*)\}`)
+	// noText matches a line that is a rule, or addresses a tool.
+	noText     = regexp.MustCompile(`^\s*(shellcheck\s.*|\.\. \S+::.*|[#=/]{3,})$`)
+	section    = regexp.MustCompile(`^[A-Z][A-Za-z ]*:\s*$`) // of a docstring
+	returnType = regexp.MustCompile(typePattern + `(- )?`)
+)
+
+// foldTag returns the name of a tag as in tagTable.
+func foldTag(name string) string { return strings.ToLower(strings.ReplaceAll(name, "-", "")) }
+
+// effectOf returns the effect of a tag, given by its folded name; "" if it is unknown. The programs
+// that usher hosts know only protectingTags.
+func effectOf(name string, kind Kind) string {
+	for line := range strings.Lines(tagTable) {
+		words := strings.Fields(line)
+		if slices.Contains(words[1:], name) && (kind.singleFile() || slices.Contains(protectingTags, name)) {
+			return words[0]
+		}
+	}
+	return ""
 }
 
-// protectingTags are the tags that decide who may call a method. A slip in one of them must not
-// leave the method unprotected, so a method with such a slip is not offered.
-var protectingTags = []string{"@signature", "@webhook"}
-
-// tagLine matches a line that begins with a tag.
-var tagLine = regexp.MustCompile(`^(@[A-Za-z-]+):?(.*)$`)
-
-// misplacedTag matches one of protectingTags inside a line.
-var misplacedTag = regexp.MustCompile(`(?i)\S\s+@(signature|webhook)\b`)
-
-// findSlip returns a description of what is wrong with a line that has a slip in one of
-// protectingTags, or "". tag is the tag that begins the line, in lower case; "" for none.
-func findSlip(tag, line string) string {
-	if place := misplacedTag.FindStringSubmatch(line); place != nil {
-		return "begin a line with @" + strings.ToLower(place[1])
-	}
-	for _, name := range protectingTags {
-		if tag != name && (strings.HasPrefix(tag, name) || isSimilar(tag, name, 1)) {
-			return "did you mean " + name + "?"
+// nearTag returns the one of protectingTags that an unknown tag resembles, or "".
+func nearTag(name string) string {
+	for _, tag := range protectingTags {
+		if strings.HasPrefix(name, tag) || isSimilar(name, tag, 1) {
+			return tag
 		}
 	}
 	return ""
@@ -238,66 +275,119 @@ func isSimilar(a, b string, n int) bool {
 	return isSimilar(a[1:], b, n-1) || isSimilar(a, b[1:], n-1) || isSimilar(a[1:], b[1:], n-1)
 }
 
-// lateTag matches any other tag inside a line, which is text.
-var lateTag = regexp.MustCompile(`\S\s+@(param|readonly|destructive|idempotent)(\s|$)`)
-
-// parseDoc parses the documentation of a method of a module of a kind. Each tag begins a
-// line; other lines that begin with @ are text.
+// parseDoc parses the documentation of a method of a module of a kind.
 func parseDoc(doc string, kind Kind) docTags {
 	if kind == kindConfig { // it is not written for usher
 		return docTags{description: strings.TrimSpace(doc)}
 	}
 	var t docTags
-	var text []string
-	wraps := false // the line before was @param's, and an indented line continues it
+	var text, tagged []string // the lines of the description, and those of a tag
+	effect := "text"          // of the line before
 	for line := range strings.Lines(doc) {
 		line = strings.TrimRight(line, "\r\n")
-		trimmed := strings.TrimSpace(line)
-		wrapped := wraps && trimmed != "" && line[0] <= ' ' && trimmed[0] != '@'
-		wraps = wrapped
-		tag, rest := "", ""
-		if parts := tagLine.FindStringSubmatch(trimmed); parts != nil {
-			tag = strings.ToLower(parts[1])
-			rest = strings.TrimSpace(parts[2])
+		isEnd := kind != kindNode && (strings.TrimSpace(line) == "" || section.MatchString(line))
+		own, rest := t.readTag(line, kind)
+		if own != "" || isEnd || slices.Contains(protectingTags, effect) || strings.Contains(effect, ":") {
+			t.apply(effect, tagged)
+			effect = cmp.Or(own, "text")
+			tagged = nil
 		}
-		misplaced := lateTag.MatchString(line)
 		switch {
-		case wrapped:
-			last := &t.params[len(t.params)-1]
-			last.text = strings.TrimSpace(last.text + " " + trimmed)
-		case tag == "@webhook":
-			t.IsHook = true
-			t.Hook = cmp.Or(t.Hook, strings.TrimPrefix(rest, "/"))
-		case tag == "@signature":
-			t.Signature = cmp.Or(t.Signature, tag+" "+rest) // the first counts
-		case kind.singleFile() && annotationTags[tag] != "":
-			t.annotations = t.annotations.set(annotationTags[tag], json.RawMessage("true"))
-		case kind.singleFile() && tag == "@param":
-			p, ok := parseParam(rest)
-			misplaced = misplaced || !ok
-			if ok && !strings.Contains(p.name, ".") { // a.b is a field of the parameter a
-				t.params = append(t.params, p)
-				wraps = true
-			}
+		case kind.singleFile() && noText.MatchString(line):
+		case effect == "text":
+			text = append(text, rest)
 		default:
-			text = append(text, line)
+			tagged = append(tagged, rest)
 		}
-		if slip := findSlip(tag, line); slip != "" {
-			t.refused = cmp.Or(t.refused, fmt.Sprintf("not offered, because of the line %q: %s",
-				clipText(trimmed, maxLogged), slip))
-		}
-		if misplaced && kind.singleFile() {
-			t.problems = append(t.problems, trimmed+": want one tag, such as @param {string} name, on a line")
-		}
+	}
+	t.apply(effect, tagged)
+	if t.returns != "" {
+		text = append(text, "Returns: "+t.returns)
 	}
 	t.description = strings.TrimSpace(strings.Join(text, "\n"))
 	return t
 }
 
+// readTag returns the effect of the tag that begins a line, and what follows the tag; for text, ""
+// and the line. It notes slips in the tags of the line.
+func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
+	slip := ""
+	for _, parts := range innerTag.FindAllStringSubmatch(line, -1) {
+		name := foldTag(parts[1])
+		inner := effectOf(name, kind)
+		if slices.Contains(protectingTags, name) {
+			slip = "begin a line with @" + name
+		} else if inner != "" && inner != "none" {
+			t.noteLine(line)
+		}
+	}
+	rest = line
+	if parts := tagLine.FindStringSubmatch(line); parts != nil {
+		name := foldTag(parts[1])
+		effect = effectOf(name, kind)
+		near := nearTag(name)
+		switch {
+		case effect != "":
+			rest = strings.TrimSpace(parts[2])
+		case near != "":
+			slip = "did you mean @" + near + "?"
+		case kind.singleFile() && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz") == "":
+			t.unknown = append(t.unknown, "@"+name)
+			effect = "none"
+		}
+	}
+	if slip != "" {
+		t.refused = cmp.Or(t.refused, fmt.Sprintf("not offered, because of the line %q: %s",
+			clipText(strings.TrimSpace(line), maxLogged), slip))
+	}
+	if effect == "text" { // which may be that of another tag
+		inner, more := t.readTag(rest, kind)
+		return cmp.Or(inner, effect), more
+	}
+	return effect, rest
+}
+
+// noteLine notes a line with a tag that has no effect.
+func (t *docTags) noteLine(line string) {
+	t.problems = append(t.problems,
+		strings.TrimSpace(line)+": want one tag, such as @param {string} name, on a line")
+}
+
+// apply applies a tag with the lines of its text.
+func (t *docTags) apply(effect string, lines []string) {
+	text := inlineTag.ReplaceAllString(strings.Join(lines, " "), "$1")
+	text = strings.Join(strings.Fields(text), " ")
+	switch effect {
+	case "webhook":
+		t.IsHook = true
+		t.Hook = cmp.Or(t.Hook, strings.TrimPrefix(text, "/"))
+	case "signature":
+		t.Signature = cmp.Or(t.Signature, "@signature "+text) // the first counts
+	case "internal":
+		t.Internal = true
+	case "unshared":
+		t.Unshared = true
+	case "title":
+		t.annotations = t.annotations.set(effect, quote(text))
+	case "returns":
+		t.returns = returnType.ReplaceAllString(text, "")
+	case "param":
+		p, ok := parseParam(text)
+		if !ok {
+			t.noteLine("@param " + text)
+		} else if !strings.Contains(p.name, ".") { // a.b is a field of the parameter a
+			t.params = append(t.params, p)
+		}
+	}
+	if hint, value, ok := strings.Cut(effect, ":"); ok {
+		t.annotations = t.annotations.set(hint, json.RawMessage(value))
+	}
+}
+
 // paramTag matches the text after @param: an optional {type}, which may contain braces; the
 // name, in brackets and with its default if the parameter is optional; an optional dash;
 // the text.
-var paramTag = regexp.MustCompile(`^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?` +
+var paramTag = regexp.MustCompile(typePattern +
 	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|([^\s{\[-]\S*))` +
 	`\s*(?:- )?(.*)$`)
 
