@@ -74,10 +74,13 @@ func (a *app) report(r *Registry, scope Scope, daemonURL string) []moduleReport 
 	catalog := r.catalog.Load()
 	for _, s := range catalog.modules {
 		m := newModuleReport(s)
-		if scope.Contains(s.Source) {
-			a.addModule(&m, s, catalog.View(scope, nil), catalog.View(scopeAll(), nil), daemonURL)
-		} else {
+		switch {
+		case !scope.Contains(s.Source):
 			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
+		case scope.hides(s):
+			m.Hidden = "all its methods have the tag @unshared"
+		default:
+			a.addModule(&m, s, catalog.View(scope, nil), catalog.View(scopeAll(), nil), daemonURL)
 		}
 		list = append(list, m)
 	}
@@ -116,9 +119,10 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 	note := func(format string, args ...any) {
 		l.Problems = append(l.Problems, fmt.Sprintf(format, args...))
 	}
-	for i, t := range view.ToolsOf[m] {
+	for _, t := range view.ToolsOf[m] {
 		l.Label = t.Label
-		hook := whole.ToolsOf[m][i]
+		isSame := func(other *Item) bool { return other.Method == t.Method }
+		hook := whole.ToolsOf[m][slices.IndexFunc(whole.ToolsOf[m], isSame)]
 		tool := toolReport{
 			Name:   t.Name,
 			Method: t.Method.Name,

@@ -36,7 +36,7 @@ type modelSession struct {
 	deleted   bool
 }
 
-// judge returns the folder that a request reaches, "/" for all, or why it reaches none: a
+// judge returns the folder that a request reaches, or unscoped, or why it reaches none: a
 // status, or claimEnded. It presents a code, "" for none.
 func (m *model) judge(s *modelSession, presents string) (folder, refusal string) {
 	presented := m.active[presents]
@@ -57,13 +57,14 @@ func (m *model) judge(s *modelSession, presents string) (folder, refusal string)
 	case m.require || s.stateless && presents != "":
 		return "", "400"
 	}
-	return "/", ""
+	return unscoped, ""
 }
 
 const (
 	malformed  = "hello"
 	claimEnded = "the claim of this session has ended"
 	notThere   = "unknown tool"
+	unscoped   = "everything" // what a request without a claim reaches
 )
 
 // modelCodes are the codes of claims, which are drawn again and again, and one that is not.
@@ -75,6 +76,8 @@ var modelTools = map[string]string{
 	"b_x": "/other/",
 	"c_x": "/projX/",
 	"d_x": "/proj/sub/",
+	"e_x": "/proj/sub/",
+	"e_y": "/proj/sub/", // @unshared
 }
 
 // modelFolders are the folders of claims.
@@ -83,7 +86,8 @@ var modelFolders = []string{"/", "/proj", "/proj/sub", "/other", "/pro"}
 // toolsIn returns the tools in a folder, separated by blanks.
 func toolsIn(folder string) string {
 	inside := slices.DeleteFunc(sortedKeys(modelTools), func(tool string) bool {
-		return !strings.HasPrefix(modelTools[tool], strings.TrimSuffix(folder, "/")+"/")
+		isBelow := strings.HasPrefix(modelTools[tool], strings.TrimSuffix(folder, "/")+"/")
+		return folder != unscoped && (!isBelow || tool == "e_y")
 	})
 	return strings.Join(inside, " ")
 }
@@ -122,8 +126,11 @@ func TestModel(t *testing.T) {
 	}
 	dir := tempDir(t)
 	for tool, folder := range modelTools {
-		writeShared(t, dir+folder, tool[:1], "good tools=x")
+		if tool[0] != 'e' {
+			writeShared(t, dir+folder, tool[:1], "good tools=x")
+		}
 	}
+	write(t, dir+"/proj/sub/e.usher.sh", "# Shared.\nx() { :; }\n# @unshared\ny() { :; }\n")
 	options := daemonOptions{base: t.TempDir(), ownProcess: true}
 	w := &walk{
 		projects: &projects{t: t, options: options, dir: dir},

@@ -88,7 +88,8 @@ type View struct {
 	Modules []ViewModule // also those that can't be hosted at the moment; sorted by label
 	Tools   []*Item      // sorted by name
 
-	// ToolsOf maps the view's modules to their tools, in the modules' own order.
+	// ToolsOf maps the view's modules to their tools, in the modules' own order, and to the webhooks
+	// that are no tools, whose Name is "".
 	ToolsOf map[*Module][]*Item
 	// Lists maps "tools", "prompts", "resources" and "resourceTemplates" to the lists that
 	// clients get, each a JSON array on one line.
@@ -143,7 +144,7 @@ func newView(c *Catalog, key viewKey) *View {
 		Fingerprints: make(map[string]string),
 	}
 	inside := slices.DeleteFunc(slices.Clone(c.modules), func(m *Module) bool {
-		return m.Name == "" || !scope.Contains(m.Source)
+		return m.Name == "" || !scope.Contains(m.Source) || scope.hides(m)
 	})
 	for i, label := range labels(inside, scope) {
 		m := cmp.Or(inside[i].own[key.member], inside[i])
@@ -155,18 +156,32 @@ func newView(c *Catalog, key viewKey) *View {
 	return v
 }
 
+// shows reports whether the views of a scope show a method.
+func (s Scope) shows(m *Method) bool { return s.all || !m.Unshared }
+
+// hides reports whether a module in a scope offers only methods that its views do not show.
+func (s Scope) hides(m *Module) bool {
+	others := len(m.Lists["prompts"]) + len(m.Lists["resources"]) + len(m.Lists["resourceTemplates"])
+	return len(m.Methods) > 0 && others == 0 && !slices.ContainsFunc(m.Methods, s.shows)
+}
+
 // addToolsAndPrompts adds the modules' tools, webhooks and prompts.
 func (v *View) addToolsAndPrompts() {
 	var prompts []*Item
 	for _, m := range v.Modules {
 		for _, method := range m.Methods {
+			if !v.scope.shows(method) {
+				continue
+			}
 			tool := &Item{
 				ViewModule: m,
 				Method:     method,
 				ownName:    method.Name,
 				definition: method.definition,
 			}
-			v.Tools = append(v.Tools, tool)
+			if !method.Internal {
+				v.Tools = append(v.Tools, tool)
+			}
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
 			v.addWebhook(tool)
 		}
@@ -224,7 +239,9 @@ func (v *View) addResources() {
 			resources = append(resources, raw)
 		}
 		for _, method := range m.Methods {
-			m.offer(byURI, method.appURI())
+			if v.scope.shows(method) && !method.Internal {
+				m.offer(byURI, method.appURI())
+			}
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
 			prefix, _, _ := strings.Cut(members(raw).text("uriTemplate"), "{")
@@ -305,7 +322,7 @@ func (v *View) Hook(path string) (tool *Item, claimants []*Item) {
 func itemNames(items []*Item) string {
 	var names []string
 	for _, i := range items {
-		names = append(names, i.Name)
+		names = append(names, cmp.Or(i.Name, i.HookPath))
 	}
 	return strings.Join(names, ", ")
 }

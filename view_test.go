@@ -19,6 +19,53 @@ func TestViewsAreForgotten(t *testing.T) {
 	check(t, "an empty list", string(c.View(scopeAll(), nil).Lists["tools"]), `[]`)
 }
 
+// A method with @unshared is in no scoped view, nor is a module that has nothing else. Its webhook
+// stays. A webhook with @internal is no tool.
+func TestUnsharedMethods(t *testing.T) {
+	t.Parallel()
+	a, b := module(t, "/w/a.usher.py:a"), module(t, "/w/x/b.usher.py:b")
+	twin := module(t, "/w/y/b.usher.py:b")
+	for m, docs := range map[*Module][]string{
+		a:    {"", "@webhook a\\n@unshared", "@internal\\n@webhook c"},
+		b:    {"@webhook b\\n@unshared"},
+		twin: {""},
+	} {
+		m.Methods = nil
+		for i, doc := range docs {
+			page := fmt.Sprintf("ui://%s/%d", m.Source, i)
+			text := fmt.Sprintf(`{"name":"f%d","description":"%s","_meta":{"ui":{"resourceUri":%q}}}`, i,
+				strings.ReplaceAll(doc, `\\`, `\`), page)
+			m.Methods = append(m.Methods, parseMethod(json.RawMessage(text), m.Kind))
+		}
+	}
+	catalog := newCatalog([]*Module{a, b, twin})
+	for scope, want := range map[Scope]string{
+		scopeAll():       "a_f0, a_f1, x-b_f0, y-b_f0 of a x-b y-b",
+		scopeDir("/w"):   "a_f0, b_f0 of a b",
+		scopeDir("/w/x"): " of",
+	} {
+		v := catalog.View(scope, nil)
+		got := itemNames(v.Tools) + " of"
+		for _, m := range v.Modules {
+			got += " " + m.Label
+		}
+		check(t, fmt.Sprintf("the tools and modules of %v", scope), got, want)
+		for page, isThere := range map[string]bool{
+			"ui:///w/a.usher.py/0":   scope.Contains(a.Source),
+			"ui:///w/a.usher.py/1":   scope == scopeAll(),
+			"ui:///w/a.usher.py/2":   false,
+			"ui:///w/x/b.usher.py/0": scope == scopeAll(),
+		} {
+			check(t, fmt.Sprintf("%s in %v", page, scope), v.Lookup("resources", page) != nil, isThere)
+		}
+		check(t, "the module's own name of a kept method", v.Lookup("tools", "f1") != nil, scope == scopeAll())
+	}
+	for _, path := range []string{"a", "b", "c"} {
+		tool, _ := catalog.View(scopeAll(), nil).Hook(path)
+		check(t, "the webhook "+path, tool != nil, true)
+	}
+}
+
 // No module takes a URI that another one lists, and none has a URI that two list or name as
 // a tool's page.
 func TestResourcesHaveOneOwner(t *testing.T) {
