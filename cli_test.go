@@ -169,7 +169,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	checkContains(t, "the warning", errs, "clients without a valid code see everything")
 	check(t, "tools after the revoke", len(c.Tools()), 0)
 	for _, present := range []presenter{inHeader(code), inQuery(code),
-		inAuthorization("Bearer " + code)} {
+		setHeader("Authorization", "Bearer "+code)} {
 		openSession(t, d.URL, present)
 	}
 	d.hidesCodes(t, code)

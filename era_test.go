@@ -64,7 +64,7 @@ var modernRequests = []struct {
 // fault.
 func TestStatelessRequestsAreChecked(t *testing.T) {
 	long(t)
-	c := newStateless(t, startFakes(t, "a: good tools=x res=r").URL)
+	c := newClient(t, startFakes(t, "a: good tools=x res=r").URL)
 	for _, tt := range modernRequests {
 		t.Run(tt.name, func(t *testing.T) {
 			req := c.ModernPOST(`"q"`, tt.method, "{"+tt.params+"}")
@@ -102,7 +102,7 @@ func TestParamHeadersMatch(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=mirror slowstart=1000")
-	c := newStateless(t, startDaemon(t, dir).URL)
+	c := newClient(t, startDaemon(t, dir).URL)
 	for _, tt := range []struct {
 		arguments, header string
 		ok                bool
@@ -138,7 +138,7 @@ func TestParamHeadersMatch(t *testing.T) {
 // long.
 func TestStatelessResultsAreComplete(t *testing.T) {
 	long(t)
-	c := newStateless(t, startFakes(t, "a: good tools=x,fail res=r").URL)
+	c := newClient(t, startFakes(t, "a: good tools=x,fail res=r").URL)
 	const promptRef = `{"type":"ref/prompt","name":"a_say"}`
 	const resourceRef = `{"type":"ref/resource","uri":"r://many/{n}"}`
 	const list, read, never = "list", "read", "never" // how long a client may keep the result

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"slices"
 	"testing"
+
+	"usher/internal/mcptest"
 )
 
 // Every client can be asked by every kind of module, whatever the revision of each. A module may ask
@@ -152,7 +154,7 @@ func TestAskWithoutAClient(t *testing.T) {
 func TestAskInEachMethod(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: good tools=ask res=a wants")
-	c := newStateless(t, d.URL)
+	c := newClient(t, d.URL)
 	for _, tt := range []struct{ method, name, other, want string }{
 		{"tools/call", "ask", "resources/read", `"content":[{"type":"text","text":"[`},
 		{"prompts/get", "say", "resources/read", `"messages":[{"content":{"text":"{`},
@@ -188,5 +190,31 @@ func TestAskInEachMethod(t *testing.T) {
 			checkContains(t, "resumed", a.Body, tt.want, "yes")
 			wantStale(t, "its state once more", send(tt.method, back))
 		})
+	}
+}
+
+// askWay begins a client of the daemon at a URL or, on stdio, of a workspace.
+type askWay func(t *testing.T, url, dir, caps string) *askClient
+
+// askWays are the clients that there are.
+var askWays = map[string]askWay{
+	"2025-11-25": askInSession("2025-11-25"),
+	"2025-06-18": askInSession("2025-06-18"),
+	"2025-03-26": askInSession("2025-03-26"),
+	"HTTP+SSE": func(t *testing.T, url, _, caps string) *askClient {
+		return askOverSSE(t, url, caps)
+	},
+	"2026-07-28": func(t *testing.T, url, _, caps string) *askClient {
+		return askModern(t, url, caps, "")
+	},
+	"stdio": func(t *testing.T, _, dir, caps string) *askClient {
+		in, out, _ := startStdio(t, dir)
+		return mcptest.AskOverPipes(t, in, out, caps)
+	},
+}
+
+func askInSession(version string) askWay {
+	return func(t *testing.T, url, _, caps string) *askClient {
+		return askOverPOST(t, url, version, caps, "")
 	}
 }

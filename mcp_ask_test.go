@@ -75,7 +75,7 @@ func TestAskEndsCleanly(t *testing.T) {
 	post := func(t *testing.T) *askClient {
 		return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	}
-	sse := func(t *testing.T) *askClient { return askOverSSE(t, d.URL, "", askAllCaps) }
+	sse := func(t *testing.T) *askClient { return askOverSSE(t, d.URL, askAllCaps) }
 	t.Run("the stream ends", func(t *testing.T) {
 		c := sse(t)
 		call := callAndBeAsked(t, d, c, "hangs-up")
@@ -152,12 +152,10 @@ func TestClaimHasNoRoots(t *testing.T) {
 			for _, tool := range []string{"old_ask", "new_ask", "all_ask"} {
 				checkContains(t, tool, string(c.Call(tool, ask)), "roots")
 			}
-			answers := json.RawMessage(
-				`{"a":{"roots":[{"uri":"file:///WORD"}]},"b":{"Roots":[]},"c":{"action":"accept"}}`)
+			const answers = `"inputResponses":{"a":{"roots":[{"uri":"file:///WORD"}]},` +
+				`"b":{"Roots":[]},"c":{"action":"accept"}}`
 			for _, tool := range []string{"new_echo", "all_echo"} {
-				params := callParams(tool, json.RawMessage(`{}`))
-				params = withMember(params, "inputResponses", answers)
-				got := string(c.CallOnce(params))
+				got := string(c.CallOnce(json.RawMessage(`{"name":"` + tool + `",` + answers + `}`)))
 				checkContains(t, tool, got, "accept")
 				checkOmits(t, tool, got, "roots", "Roots", "WORD")
 			}

@@ -16,15 +16,6 @@ import (
 	"time"
 )
 
-// withState returns the members of a request that continues a call.
-func withState(state, responses string) object {
-	more := object{{"requestState", quote(state)}}
-	if responses != "" {
-		more = append(more, member{"inputResponses", json.RawMessage(responses)})
-	}
-	return more
-}
-
 // wantStale checks that an answer is the error for a state that is not valid.
 func wantStale(t *testing.T, what string, a answer) {
 	t.Helper()
@@ -50,9 +41,9 @@ func TestStateIsBound(t *testing.T) {
 		"empty":            "",
 		"a newline at end": state + "\n",
 	} {
-		wantStale(t, name, c.Round("a_ask", ask, withState(bad, sayYes)...))
+		wantStale(t, name, c.Round("a_ask", ask, bad, sayYes))
 	}
-	yes := withState(state, sayYes)
+	yes := []string{state, sayYes}
 	wantStale(t, "another claim",
 		askModern(t, d.URL, askAllCaps, whole).Round("a_ask", ask, yes...))
 	wantStale(t, "no claim", askModern(t, d.URL, askAllCaps, "").Round("a_ask", ask, yes...))
@@ -77,13 +68,13 @@ func TestOneRequestContinuesACall(t *testing.T) {
 	for _, responses := range []string{`[]`, `null`, `"x"`, `{"ask-1":3}`,
 		`{"ask-1":null}`, `{"ask-9":{}}`} {
 		previous := state
-		state = askState(t, c.Round("a_ask", ask, withState(state, responses)...), 1)
-		wantStale(t, "the state before", c.Round("a_ask", ask, withState(previous, sayYes)...))
+		state = askState(t, c.Round("a_ask", ask, state, responses), 1)
+		wantStale(t, "the state before", c.Round("a_ask", ask, previous, sayYes))
 	}
 	// The same arguments, written differently, by several requests at once.
 	spaced := json.RawMessage(` { "asks" : ` + string(marshal(ask.Asks)) +
 		` , "mark" : "rounds" } `)
-	rest := withState(state, sayYes)
+	rest := []string{state, sayYes}
 	answers := make(chan answer, 8)
 	for range cap(answers) {
 		go func() { answers <- c.Round("a_ask", spaced, rest...) }()
@@ -304,7 +295,7 @@ func TestSuspendedCallsAreBounded(t *testing.T) {
 	askState(t, other.Round("a_ask", ask), 1) // another principal
 
 	resume := func(state string) {
-		a := c.Round("a_ask", ask, withState(state, `{"ask-1":{"action":"decline"}}`)...)
+		a := c.Round("a_ask", ask, state, `{"ask-1":{"action":"decline"}}`)
 		check(t, "a suspended call: failure", a.Failure(), "")
 		checkContains(t, "a suspended call", a.Text(), "decline")
 	}

@@ -22,7 +22,7 @@ func TestVersionIsNegotiated(t *testing.T) {
 		"2025-11-25": "2025-11-25",
 		"2024-01-01": "2025-11-25",
 	} {
-		a := c.Post(initializeAs(asked))
+		a := c.Post(initializeWith(asked, `{}`))
 		check(t, "the version for "+asked, stringField(a.Result(), "protocolVersion"), want)
 		checkContains(t, "the instructions", stringField(a.Result(), "instructions"),
 			"- a: A fake module.")
@@ -189,7 +189,7 @@ func TestLogNamesCalls(t *testing.T) {
 	listTools(c, inHeader("ABCDEF"))
 	p.revoke(claim.Code.Reveal())
 	c.Call("a_pid", "")
-	newStateless(t, p.URL).Modern("tools/list", "{}", inHeader(claim.Code.Reveal()))
+	newClient(t, p.URL).Modern("tools/list", "{}", inHeader(claim.Code.Reveal()))
 	of := `claim=` + regexp.QuoteMeta(claim.Created()) + ` label="a phone"`
 	const session, remote = `session=[A-Z2-7]{8}… `, ` remote=127.0.0.1`
 	how := ` took=[0-9.]+[mµ]?s bytes=[0-9]+ client="test 1" ` + session + of + remote
@@ -220,7 +220,7 @@ func TestLogNamesCalls(t *testing.T) {
 // A request of 2026-07-28 hears log messages of its level only.
 func TestLogLevelOfARequest(t *testing.T) {
 	long(t)
-	c := newStateless(t, oneFake(t).URL)
+	c := newClient(t, oneFake(t).URL)
 	for level, heard := range map[string]bool{
 		"":        false,
 		"debug":   true,

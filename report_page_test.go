@@ -131,7 +131,7 @@ func TestPageShowsTheScope(t *testing.T) {
 		}
 	}
 	look([]row{
-		{"nothing", presentNothing, 200, pageOfAll, ""},
+		{"nothing", presentAll(), 200, pageOfAll, ""},
 		{"a valid code", inQuery(code), 200, pageOfProj, code},
 		{"a session with a claim", inSession, 200, pageOfProj, "none"},
 		{"a revoked code", inQuery(endedCode), 400, pageRefusal(errBadCode.Error()), "none"},
@@ -156,7 +156,7 @@ func TestPageShowsTheScope(t *testing.T) {
 	d.stop(t)
 	d = daemonOptions{base: base}.startReady(t, dir, "-require-claim")
 	look([]row{
-		{"nothing, with -require-claim", presentNothing, 400, pageRefusal(errNoCode.Error()), "none"},
+		{"nothing, with -require-claim", presentAll(), 400, pageRefusal(errNoCode.Error()), "none"},
 		{"a valid code, with -require-claim", inQuery(code), 200, pageOfProj, code},
 		{"an earlier session with a claim", inSession, 200, pageOfProj, "none"},
 	})

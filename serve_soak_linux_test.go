@@ -117,7 +117,7 @@ func (s *soak) round(t *testing.T, label string) {
 	c.End()
 	hangUp()
 	check(t, "a call without a session",
-		newStateless(t, s.URL).Modern("tools/call", `{"name":"fake_x"}`).Failure(), "")
+		newClient(t, s.URL).Modern("tools/call", `{"name":"fake_x"}`).Failure(), "")
 	old := connectSSE(t, s.URL)
 	old.Ask("tools/call", `{"name":"fake_x"}`)
 	old.HangUp()

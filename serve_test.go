@@ -198,7 +198,7 @@ func TestLogSaysWhatWasSent(t *testing.T) {
 	} {
 		t.Run(tt.flags, func(t *testing.T) {
 			d := daemonOptions{}.startTools(t, tt.flags, "x", "handleIt")
-			c := newStateless(t, d.URL)
+			c := newClient(t, d.URL)
 			proxied := setHeader("X-Forwarded-For", "203.0.113.9, 10.0.0.1")
 			c.Modern("tools/call", `{"name":"m_x","arguments":{"n":1,"_webhook":{}}}`, proxied)
 			c.Modern("tools/call", `{"name":"m_x","arguments":{"n":"`+long+`"}}`, proxied)

@@ -298,13 +298,6 @@ func (b *bubble) openSSE(code string) (*testClient, *exchange) {
 	return c, x
 }
 
-// getRequest makes the request for the session's notification stream.
-func (c *testClient) GetRequest() *http.Request {
-	req := c.Request("GET", "")
-	req.Header.Set("Accept", "text/event-stream")
-	return req
-}
-
 // exchange is a request that was made, and what has been read of its answer.
 type exchange struct {
 	hangUp context.CancelFunc

@@ -499,15 +499,19 @@ func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
 	return newGate(store, key, require, log), store
 }
 
+// fakeClient is a client of a daemon.
+type fakeClient struct {
+	*testClient
+	daemon *testDaemon
+}
+
 // oneFake serves a workspace with one module, "a", that is a good fake.
-func oneFake(t *testing.T, flags ...string) *testClient {
+func oneFake(t *testing.T, flags ...string) fakeClient {
 	t.Helper()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
 	d := startDaemon(t, dir, flags...)
-	c := connect(t, d.URL)
-	c.daemon = d
-	return c
+	return fakeClient{connect(t, d.URL), d}
 }
 
 // markVar is a variable of the environment that marks processes, and what they start.
@@ -546,4 +550,25 @@ func hmacOf(key, text string) []byte {
 	mac := hmac.New(sha256.New, []byte(key))
 	mac.Write([]byte(text))
 	return mac.Sum(nil)
+}
+
+// startStdio runs usher stdio over a workspace; messages go in and out by the pipes.
+func startStdio(t *testing.T, dir string) (in io.WriteCloser, out *bufio.Reader, exit chan int) {
+	t.Helper()
+	inR, inW := io.Pipe()
+	outR, outW := io.Pipe()
+	exit = make(chan int, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	base := t.TempDir()
+	go func() {
+		exit <- run(ctx, []string{"stdio", "-base", base, dir}, inR, outW, io.Discard, noEnv)
+		outW.Close()
+	}()
+	t.Cleanup(func() {
+		cancel()
+		inW.Close()
+		go io.Copy(io.Discard, outR)
+		<-exit
+	})
+	return inW, bufio.NewReader(outR), exit
 }

@@ -59,7 +59,6 @@ import (
 // The test binary also runs as usher, and as a fake with the traits in the variable.
 const (
 	runAsUsher = "USHER_TEST_RUN"
-	runAsFake  = mcptest.FakeVar
 )
 
 func TestMain(m *testing.M) {
@@ -136,24 +135,6 @@ func alone(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
 		skip(t, "long (-short leaves them out)")
-	}
-}
-
-// patience is how long anything in a test may take before it has failed.
-const patience = time.Minute
-
-// await polls until ok. It is for conditions that no event announces.
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.After(patience)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("gave up waiting: %s", what)
-		}
 	}
 }
 

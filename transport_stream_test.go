@@ -78,7 +78,7 @@ func checkEnded(t *testing.T, c *testClient) {
 func TestListenersHearOfChanges(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: good tools=x")
-	c := newStateless(t, d.URL)
+	c := newClient(t, d.URL)
 	const bothLists = `"toolsListChanged":true,"promptsListChanged":true`
 	both, _ := c.ModernListen(`7`, `{`+bothLists+`,"resources":true,"nope":true}`, `{`+
 		bothLists+`}`)
@@ -125,7 +125,7 @@ func TestListenersStayInTheirScope(t *testing.T) {
 	p := startProjects(t)
 	writeShared(t, p.dir+"/proj", "r", "good tools=touch res=r")
 	writeShared(t, p.dir+"/other", "o", "good tools=touch res=o")
-	c := newStateless(t, p.URL)
+	c := newClient(t, p.URL)
 	await(t, "both modules", func() bool {
 		return len(strings.Fields(c.Sees())) == 7
 	})
@@ -155,8 +155,8 @@ func TestSubscriptionsBelongToSessions(t *testing.T) {
 	free := connect(t, p.URL)
 	await(t, "the modules", func() bool { return len(free.Tools()) == 8 })
 	code := p.code("/proj")
-	c := connectAs(t, p.URL, protocols[0], inHeader(code))
-	other := connectAs(t, p.URL, protocols[0], inHeader(code))
+	c := p.session(inHeader(code))
+	other := p.session(inHeader(code))
 	events, _ := c.Listen()
 	others, hangUp := other.Listen()
 	ask := func(method, uri string) string {

@@ -253,7 +253,7 @@ func TestStdioAnswersInOrder(t *testing.T) {
 	}
 	want := func(what string, texts ...string) {
 		t.Helper()
-		line, err := out.next()
+		line, err := out.ReadBytes('\n')
 		must(t, err)
 		must(t, checkJSON(line, "it"))
 		check(t, what+": jsonrpc", stringField(line, "jsonrpc"), "2.0")
@@ -277,7 +277,7 @@ func TestStdioAnswersInOrder(t *testing.T) {
 	in.Close()
 	want("a call under way at the end of input", `"id":5,"result"`)
 	for err := error(nil); err == nil; { // the rest of the output, such as changes of lists
-		_, err = out.next()
+		_, err = out.ReadBytes('\n')
 	}
 	code := <-exit
 	check(t, "exit status", code, 0)
@@ -302,14 +302,16 @@ func TestBatchesAreRefused(t *testing.T) {
 	ping := rpcAs("7", "ping", "{}")
 	for _, version := range protocols {
 		for _, body := range []string{"[" + ping + "," + ping + "]", " \n[]"} {
-			a := connectAs(t, d.URL, version).Post(body)
+			c := newClient(t, d.URL)
+			c.Begin(initializeWith(version, `{}`))
+			a := c.Post(body)
 			check(t, version+": status", a.Status, 400)
 			checkContains(t, version, a.Body, `"code":-32600`, "batches")
 			checkOmits(t, version, a.Body, `"id"`)
 		}
 	}
 	checkNext := func(t *testing.T, send func(string), next func() string) {
-		send(initializeAs("2025-03-26"))
+		send(initializeWith("2025-03-26", `{}`))
 		next()
 		send("[" + ping + "]")
 		checkContains(t, "the answer to a batch", next(), `"code":-32600`, "batches")
@@ -319,7 +321,7 @@ func TestBatchesAreRefused(t *testing.T) {
 	t.Run("stdio", func(t *testing.T) {
 		in, out, _ := startStdio(t, d.Dir)
 		checkNext(t, func(s string) { io.WriteString(in, s+"\n") }, func() string {
-			line, err := out.next()
+			line, err := out.ReadBytes('\n')
 			must(t, err)
 			return string(line)
 		})
@@ -363,8 +365,7 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 	await(t, "404", func() bool {
 		return c.Post(rpcText("ping", "{}")).Status == 404
 	})
-	res, _, _ := c.Get()
-	check(t, "status of a GET of an ended session", res.StatusCode, 404)
+	wantStatus(t, "a GET of an ended session", c.Do(c.GetRequest()), 404)
 	checkContains(t, "the other session", other.Ask("ping", ""), `"result"`)
 }
 

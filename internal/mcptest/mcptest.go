@@ -56,11 +56,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // latest is the revision of MCP without sessions.
@@ -134,6 +137,21 @@ func encode(v any) json.RawMessage {
 	return bytes.TrimSpace(text.Bytes())
 }
 
+// Field returns the value under the last of keys in a JSON object, the others lead to it, or nil.
+func Field[T ~[]byte | ~string](raw T, keys ...string) json.RawMessage {
+	value := json.RawMessage(raw)
+	for _, key := range keys {
+		value = members(value)[key]
+	}
+	return value
+}
+
+// StringField is Field for a string, or "".
+func StringField[T ~[]byte | ~string](raw T, keys ...string) (text string) {
+	json.Unmarshal(Field(raw, keys...), &text)
+	return text
+}
+
 // members returns the members of a JSON object, none for anything else.
 func members(raw json.RawMessage) map[string]json.RawMessage {
 	list := make(map[string]json.RawMessage)
@@ -141,16 +159,20 @@ func members(raw json.RawMessage) map[string]json.RawMessage {
 	return list
 }
 
-// with returns a JSON object with a member set.
-func with(raw json.RawMessage, key string, value any) json.RawMessage {
+// with returns a JSON object with a member set. The others are as they were.
+func with(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
 	list := members(raw)
-	list[key] = encode(value)
-	return encode(list)
+	list[key] = value
+	var texts []string
+	for _, key := range slices.Sorted(maps.Keys(list)) {
+		texts = append(texts, string(encode(key))+":"+string(list[key]))
+	}
+	return json.RawMessage("{" + strings.Join(texts, ",") + "}")
 }
 
 // withMeta returns params with a member of their _meta set.
-func withMeta(params json.RawMessage, key string, value any) json.RawMessage {
-	return with(params, "_meta", with(members(params)["_meta"], key, value))
+func withMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
+	return with(params, "_meta", with(Field(params, "_meta"), key, value))
 }
 
 // Write writes a file, and makes the folders above it. A script that says what runs it can be run.
@@ -166,6 +188,32 @@ func Write(t testing.TB, path, text string) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	Must(t, os.WriteFile(path, []byte(text), mode))
+}
+
+// Patience is how long anything in a test may take before it has failed.
+const Patience = time.Minute
+
+// Await polls until ok. It is for conditions that no event announces.
+func Await(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(Patience)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("gave up waiting: %s", what)
+		}
+	}
+}
+
+// clip returns at most the beginning of a text.
+func clip(text string) string {
+	if len(text) > 2000 {
+		return text[:2000] + "…"
+	}
+	return text
 }
 
 // Must ends the test if a step of its preparation fails.

@@ -1,0 +1,609 @@
+package mcptest
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// ClaimHeader is the header that presents a code.
+const ClaimHeader = "Mcp-Claim-Code"
+
+// Client is an MCP client over HTTP, in a session or without one.
+type Client struct {
+	T       *testing.T
+	URL     string
+	Session string
+	Header  http.Header // sent with each request
+	HTTP    *http.Client
+	mu      sync.Mutex
+	id      int
+}
+
+const (
+	// Initialize begins a session of a client without capabilities.
+	Initialize = `{"jsonrpc":"2.0","id":"init","method":"initialize","params":{` +
+		`"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`
+	// Initialized follows it.
+	Initialized = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
+)
+
+// InitializeWith begins a session of a version, by a client with these capabilities.
+func InitializeWith(version, caps string) string {
+	return strings.NewReplacer("2025-11-25", version, `"capabilities":{}`, `"capabilities":`+caps).
+		Replace(Initialize)
+}
+
+// RPC returns a request. id and params are JSON.
+func RPC(id, method, params string) string {
+	return `{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `","params":` + params + `}`
+}
+
+// NewClient returns a client with connections of its own, which checks that no answer names a path of
+// this machine.
+func NewClient(t *testing.T, url string) *Client {
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	return ClientOver(t, url, &http.Client{Transport: spy{t, transport}, Timeout: 2 * Patience})
+}
+
+// ClientOver returns a client with the connections of an HTTP client.
+func ClientOver(t *testing.T, url string, over *http.Client) *Client {
+	return &Client{T: t, URL: url, Header: http.Header{}, HTTP: over}
+}
+
+// Connect begins a session of the latest revision that has sessions.
+func Connect(t *testing.T, url string) *Client {
+	t.Helper()
+	c, a := OpenSession(t, url)
+	if c.Session == "" {
+		t.Fatalf("initialize: no session: %d %s", a.Status, a.Body)
+	}
+	if a := c.Post(Initialized); a.Status != 202 {
+		t.Fatalf("initialized: %d %s", a.Status, a.Body)
+	}
+	return c
+}
+
+// OpenSession tries to begin a session by a request that present changes.
+func OpenSession(t *testing.T, url string, present ...Presenter) (*Client, Answer) {
+	t.Helper()
+	c := NewClient(t, url)
+	return c, c.Begin(Initialize, present...)
+}
+
+// Begin sends initialize, and stays in the session that there is then.
+func (c *Client) Begin(initialize string, present ...Presenter) Answer {
+	c.T.Helper()
+	a := c.Do(presented(c.Request("POST", initialize), present))
+	c.Session = a.Header.Get("Mcp-Session-Id")
+	return a
+}
+
+// Answer is the answer to a POST.
+type Answer struct {
+	Status int
+	Header http.Header
+	Body   string
+	Events []json.RawMessage // the messages of a stream, or the one message
+}
+
+// WantStatus checks the status of an answer.
+func WantStatus(t testing.TB, what string, a Answer, status int) {
+	t.Helper()
+	if a.Status != status {
+		t.Errorf("%s: status %d, want %d: %s", what, a.Status, status, clip(a.Body))
+	}
+}
+
+// Last returns the message that answers: the last one.
+func (a Answer) Last() json.RawMessage {
+	if len(a.Events) == 0 {
+		return nil
+	}
+	return a.Events[len(a.Events)-1]
+}
+
+// Result returns the result, nil for none.
+func (a Answer) Result() json.RawMessage { return Field(a.Last(), "result") }
+
+// Text returns the text of a tool's result, or its structured content.
+func (a Answer) Text() string { return resultText(a.Result()) }
+
+// resultText returns the structured content of a tool's result or, without it, its blocks, one a line:
+// their text or what they are.
+func resultText(result json.RawMessage) string {
+	if structured := Field(result, "structuredContent"); structured != nil {
+		return string(structured)
+	}
+	var blocks []json.RawMessage
+	json.Unmarshal(Field(result, "content"), &blocks)
+	var lines []string
+	for _, block := range blocks {
+		if text := Field(block, "text"); text != nil {
+			lines = append(lines, StringField(block, "text"))
+		} else {
+			lines = append(lines, string(block))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Failure returns the message of a JSON-RPC error, or of a result that is an error.
+func (a Answer) Failure() string {
+	if e := Field(a.Last(), "error"); e != nil {
+		return StringField(e, "message")
+	}
+	if string(Field(a.Result(), "isError")) == "true" {
+		return a.Text()
+	}
+	return ""
+}
+
+// ToolNames returns the names in the result of tools/list, separated by blanks, or the status of a
+// refusal.
+func (a Answer) ToolNames() string {
+	if a.Status != 200 {
+		return fmt.Sprint(a.Status)
+	}
+	var list struct{ Tools []struct{ Name string } }
+	json.Unmarshal(a.Result(), &list)
+	names := []string{}
+	for _, tool := range list.Tools {
+		names = append(names, tool.Name)
+	}
+	return strings.Join(names, " ")
+}
+
+// spy passes requests on, and checks that no answer names a path of this machine.
+type spy struct {
+	t    *testing.T
+	over http.RoundTripper
+}
+
+func (s spy) RoundTrip(req *http.Request) (*http.Response, error) {
+	res, err := s.over.RoundTrip(req)
+	if err == nil {
+		res.Body = &spiedBody{ReadCloser: res.Body, t: s.t}
+	}
+	return res, err
+}
+
+// CloseIdleConnections closes those of the transport, as http.Client asks it to.
+func (s spy) CloseIdleConnections() { s.over.(*http.Transport).CloseIdleConnections() }
+
+type spiedBody struct {
+	io.ReadCloser
+	t    *testing.T
+	text bytes.Buffer
+}
+
+func (b *spiedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.text.Write(p[:n])
+	return n, err
+}
+
+func (b *spiedBody) Close() error {
+	here, _ := os.Getwd()
+	home, _ := os.UserHomeDir()
+	for _, dir := range []string{os.TempDir(), here, home} {
+		if len(dir) > 1 && strings.Contains(b.text.String(), dir+string(filepath.Separator)) {
+			b.t.Errorf("an answer names %s: %s", dir, clip(b.text.String()))
+		}
+	}
+	return b.ReadCloser.Close()
+}
+
+// Request returns a request with the client's session.
+func (c *Client) Request(method, body string) *http.Request {
+	req, err := http.NewRequest(method, c.URL, strings.NewReader(body))
+	Must(c.T, err)
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	if c.Session != "" {
+		req.Header.Set("Mcp-Session-Id", c.Session)
+	}
+	for k, v := range c.Header {
+		req.Header[k] = v
+	}
+	return req
+}
+
+// GetRequest returns the request for the session's notification stream.
+func (c *Client) GetRequest() *http.Request {
+	req := c.Request("GET", "")
+	req.Header.Set("Accept", "text/event-stream")
+	return req
+}
+
+// Post sends a message.
+func (c *Client) Post(body string) Answer {
+	c.T.Helper()
+	return c.Do(c.Request("POST", body))
+}
+
+// Do makes a request.
+func (c *Client) Do(req *http.Request) Answer {
+	c.T.Helper()
+	a, err := c.try(req)
+	if err != nil {
+		c.T.Fatalf("%s: %v", req.Method, err)
+	}
+	return a
+}
+
+// try makes a request that may fail on its way.
+func (c *Client) try(req *http.Request) (Answer, error) {
+	res, err := c.HTTP.Do(req)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer res.Body.Close()
+	a := Answer{Status: res.StatusCode, Header: res.Header}
+	var body bytes.Buffer
+	err = readMessages(res, io.TeeReader(res.Body, &body), func(e Event) {
+		a.Events = append(a.Events, e.Msg())
+	})
+	a.Body = body.String()
+	return a, err
+}
+
+// readMessages reads the messages of an answer, which is one or a stream of them.
+func readMessages(res *http.Response, body io.Reader, take func(Event)) error {
+	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+		return readEvents(body, func(e Event) {
+			if e.Data != "" {
+				take(e)
+			}
+		})
+	}
+	text, err := io.ReadAll(body)
+	text = bytes.TrimSpace(text)
+	if len(text) > 0 {
+		take(Event{Data: string(text)})
+	}
+	if err == nil && len(text) > 0 && res.Header.Get("Content-Type") == "application/json" &&
+		!json.Valid(text) {
+		return fmt.Errorf("the answer is no JSON: %s", clip(string(text)))
+	}
+	return err
+}
+
+// Ask makes a request; params are JSON, "" for none.
+func (c *Client) Ask(method, params string) Answer {
+	c.T.Helper()
+	return c.Post(c.Message(method, params))
+}
+
+// Asking returns a request by POST.
+func (c *Client) Asking(method, params string) *http.Request {
+	return c.Request("POST", c.Message(method, params))
+}
+
+// Message returns a request with the next id.
+func (c *Client) Message(method, params string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.id++
+	if params == "" {
+		params = "{}"
+	}
+	return RPC(fmt.Sprint(c.id), method, params)
+}
+
+// Call calls a tool; arguments are JSON, "" for none.
+func (c *Client) Call(tool, arguments string) Answer {
+	c.T.Helper()
+	if arguments != "" {
+		arguments = `,"arguments":` + arguments
+	}
+	return c.Ask("tools/call", `{"name":`+string(encode(tool))+arguments+`}`)
+}
+
+// Cancel cancels the request with an id, which is JSON.
+func (c *Client) Cancel(id string) {
+	c.T.Helper()
+	c.Post(cancellation(id))
+}
+
+func cancellation(id string) string {
+	return `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`
+}
+
+// AwaitText waits until a call of a tool returns a text.
+func (c *Client) AwaitText(tool, arguments, want string) {
+	c.T.Helper()
+	Await(c.T, tool+" to return "+want, func() bool { return c.Call(tool, arguments).Text() == want })
+}
+
+// End ends the session.
+func (c *Client) End() {
+	c.T.Helper()
+	WantStatus(c.T, "DELETE", c.Do(c.Request("DELETE", "")), 204)
+}
+
+// Tools returns the names of the tools that there are.
+func (c *Client) Tools() []string {
+	c.T.Helper()
+	a := c.Ask("tools/list", "")
+	if a.Result() == nil {
+		c.T.Fatalf("tools/list: %d %s", a.Status, a.Body)
+	}
+	return strings.Fields(a.ToolNames())
+}
+
+// AwaitTools waits until the client sees these tools.
+func (c *Client) AwaitTools(want ...string) {
+	c.T.Helper()
+	Await(c.T, fmt.Sprintf("the tools %v", want), func() bool {
+		return strings.Join(c.Tools(), " ") == strings.Join(want, " ")
+	})
+}
+
+// ListTools returns the tools that a request of the session sees which present changes, or its status.
+func ListTools(c *Client, present ...Presenter) string {
+	c.T.Helper()
+	return c.Do(presented(c.Asking("tools/list", ""), present)).ToolNames()
+}
+
+// Sees is ListTools for a client without a session.
+func (c *Client) Sees(present ...Presenter) string {
+	c.T.Helper()
+	return c.Modern("tools/list", "", present...).ToolNames()
+}
+
+// ModernMeta is the _meta of each request of 2026-07-28.
+const ModernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+	`"io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},` +
+	`"io.modelcontextprotocol/clientCapabilities":{}`
+
+// ModernPOST returns a request of 2026-07-28 that keeps to all rules. It keeps the members of the params'
+// own _meta.
+func (c *Client) ModernPOST(id, method, params string) *http.Request {
+	c.T.Helper()
+	meta := members(json.RawMessage("{" + ModernMeta + "}"))
+	maps.Copy(meta, members(Field(params, "_meta")))
+	full := with(json.RawMessage(params), "_meta", encode(meta))
+	req := c.Request("POST", RPC(id, method, string(full)))
+	req.Header.Set("Mcp-Protocol-Version", latest)
+	req.Header.Set("Mcp-Method", method)
+	if name := StringField(full, "name") + StringField(full, "uri"); name != "" {
+		req.Header.Set("Mcp-Name", name)
+	}
+	return req
+}
+
+// Modern makes such a request, changed by present.
+func (c *Client) Modern(method, params string, present ...Presenter) Answer {
+	c.T.Helper()
+	return c.Do(presented(c.ModernPOST("1", method, params), present))
+}
+
+// Presenter changes a request, mostly so that it presents a code.
+type Presenter = func(*http.Request)
+
+// InHeader presents a code in the header, as most tests do.
+func InHeader(code string) Presenter { return SetHeader(ClaimHeader, code) }
+
+// InQuery presents a code in the URL.
+func InQuery(code string) Presenter {
+	return func(r *http.Request) { r.URL.RawQuery = "claim=" + code }
+}
+
+// SetHeader sets the values of a header.
+func SetHeader(name string, values ...string) Presenter {
+	return func(r *http.Request) { r.Header[http.CanonicalHeaderKey(name)] = values }
+}
+
+// PresentAll does what each of present does.
+func PresentAll(present ...Presenter) Presenter {
+	return func(r *http.Request) { presented(r, present) }
+}
+
+// presented returns a request after its changes.
+func presented(req *http.Request, present []Presenter) *http.Request {
+	for _, p := range present {
+		p(req)
+	}
+	return req
+}
+
+// SetHeaders sets lines of "Name: value", or takes "Name:" away.
+func SetHeaders(req *http.Request, lines string) {
+	for line := range strings.Lines(lines) {
+		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		if req.Header.Del(name); value != "" {
+			req.Header.Set(name, strings.TrimPrefix(value, " "))
+		}
+	}
+}
+
+// Event is one event of a stream, or a comment.
+type Event struct{ ID, Name, Data string }
+
+// Msg returns the message of an event.
+func (e Event) Msg() json.RawMessage { return json.RawMessage(e.Data) }
+
+// readEvents reads a stream to its end.
+func readEvents(stream io.Reader, take func(Event)) error {
+	lines := bufio.NewReader(stream)
+	var e Event
+	for {
+		line, err := lines.ReadString('\n')
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		value = strings.TrimPrefix(value, " ")
+		switch {
+		case line == "\n":
+			if e != (Event{}) {
+				take(e)
+			}
+			e = Event{}
+		case key == "id":
+			e.ID = value
+		case key == "event":
+			e.Name = value
+		case key == "data":
+			e.Data = value
+		}
+	}
+}
+
+// OpenStream opens a stream. Its events arrive on the channel, which is closed at its end.
+func OpenStream(t *testing.T, req *http.Request) (res *http.Response, events <-chan Event, hangUp func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(req.WithContext(ctx))
+	Must(t, err)
+	out := make(chan Event, 10_000)
+	go func() {
+		defer close(out)
+		defer res.Body.Close()
+		readEvents(res.Body, func(e Event) { out <- e })
+	}()
+	return res, out, cancel
+}
+
+// nextEvent returns the next event with a message, or false at the end.
+func nextEvent(t *testing.T, events <-chan Event) (Event, bool) {
+	t.Helper()
+	deadline := time.After(Patience)
+	for {
+		select {
+		case e, ok := <-events:
+			if !ok || e.Data != "" {
+				return e, ok
+			}
+		case <-deadline:
+			t.Fatal("gave up waiting for a message on a stream")
+		}
+	}
+}
+
+// RemainingEvents returns the events with a message until the stream's end.
+func RemainingEvents(t *testing.T, events <-chan Event) (list []Event) {
+	t.Helper()
+	for {
+		e, ok := nextEvent(t, events)
+		if !ok {
+			return list
+		}
+		list = append(list, e)
+	}
+}
+
+// WantEvent returns the next event with a message, which must contain these texts.
+func WantEvent(t *testing.T, events <-chan Event, want ...string) Event {
+	t.Helper()
+	e, ok := nextEvent(t, events)
+	if !ok {
+		t.Fatalf("the stream ended before %v", want)
+	}
+	for _, w := range want {
+		if !strings.Contains(e.Data, w) {
+			t.Fatalf("the stream says %s, want %s", e.Data, w)
+		}
+	}
+	return e
+}
+
+// Hear waits for a notification on a stream.
+func Hear(t *testing.T, events <-chan Event, method string) json.RawMessage {
+	t.Helper()
+	for {
+		if msg := WantEvent(t, events).Msg(); StringField(msg, "method") == method {
+			return msg
+		}
+	}
+}
+
+// get opens a stream, whose answer must be one.
+func (c *Client) open(req *http.Request) (*http.Response, <-chan Event, func()) {
+	c.T.Helper()
+	res, events, hangUp := OpenStream(c.T, req)
+	if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
+		c.T.Fatalf("%s: %s, %s", req.Method, res.Status, res.Header.Get("Content-Type"))
+	}
+	return res, events, hangUp
+}
+
+// Listen opens the session's notification stream.
+func (c *Client) Listen() (events <-chan Event, hangUp func()) {
+	c.T.Helper()
+	_, events, hangUp = c.open(c.GetRequest())
+	return events, hangUp
+}
+
+// ModernListen opens a subscriptions/listen, whose first message must be that it is honoured as wanted.
+func (c *Client) ModernListen(
+	id, filter, honoured string, present ...Presenter,
+) (<-chan Event, func()) {
+	c.T.Helper()
+	req := c.ModernPOST(id, "subscriptions/listen", `{"notifications":`+filter+`}`)
+	_, events, hangUp := c.open(presented(req, present))
+	WantEvent(c.T, events, `"method":"notifications/subscriptions/acknowledged"`,
+		`"notifications":`+honoured, `"io.modelcontextprotocol/subscriptionId":`+id)
+	return events, hangUp
+}
+
+// SSEClient is a client of HTTP+SSE.
+type SSEClient struct {
+	*Client
+	Events <-chan Event
+	HangUp func()
+}
+
+// ConnectSSE opens a stream, by a request that present changes.
+func ConnectSSE(t *testing.T, url string, present ...Presenter) *SSEClient {
+	t.Helper()
+	return NewClient(t, url).openSSE(present...)
+}
+
+func (c *Client) openSSE(present ...Presenter) *SSEClient {
+	c.T.Helper()
+	res, events, hangUp := c.open(presented(c.GetRequest(), present))
+	asked := res.Request.URL
+	e := WantEvent(c.T, events)
+	if e.Name != "endpoint" || !strings.HasPrefix(e.Data, asked.Path+"?sessionId=") ||
+		strings.Contains(e.Data, "claim") {
+		c.T.Fatalf("the first event: %+v", e)
+	}
+	where, err := asked.Parse(e.Data)
+	Must(c.T, err)
+	c.URL = where.String()
+	return &SSEClient{c, events, hangUp}
+}
+
+// Ask makes a request whose answer comes on the stream, maybe after others.
+func (c *SSEClient) Ask(method, params string) json.RawMessage {
+	c.T.Helper()
+	text := c.Message(method, params)
+	if a := c.Post(text); a.Status != 202 || a.Body != "" {
+		c.T.Fatalf("%s: %d %s", method, a.Status, a.Body)
+	}
+	for {
+		msg := WantEvent(c.T, c.Events).Msg()
+		if string(Field(msg, "id")) == string(Field(text, "id")) {
+			return msg
+		}
+	}
+}

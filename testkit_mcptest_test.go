@@ -1,0 +1,101 @@
+// Names of package mcptest that the tests use much.
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"usher/internal/mcptest"
+)
+
+type (
+	answer     = mcptest.Answer
+	askClient  = mcptest.AskClient
+	event      = mcptest.Event
+	fakeAsk    = mcptest.FakeAsk
+	fakeWish   = mcptest.FakeWish
+	presenter  = mcptest.Presenter
+	testClient = mcptest.Client
+)
+
+const (
+	askAllCaps   = mcptest.AskAllCaps
+	bothKinds    = "application/json, text/event-stream"
+	changedTools = "notifications/tools/list_changed"
+	initialize   = mcptest.Initialize
+	initialized  = mcptest.Initialized
+	mirrorSchema = mcptest.MirrorSchema
+	modernMeta   = mcptest.ModernMeta
+	patience     = mcptest.Patience
+	runAsFake    = mcptest.FakeVar
+)
+
+var (
+	askAnswer       = mcptest.AskAnswer
+	askFor          = mcptest.AskFor
+	askForms        = mcptest.AskForms
+	askGot          = mcptest.AskGot
+	askKinds        = mcptest.AskKinds
+	askModern       = mcptest.AskModern
+	askOverPOST     = mcptest.AskOverPOST
+	askOverSSE      = mcptest.AskOverSSE
+	askState        = mcptest.AskState
+	await           = mcptest.Await
+	checkGot        = mcptest.CheckGot
+	clientOver      = mcptest.ClientOver
+	connect         = mcptest.Connect
+	connectSSE      = mcptest.ConnectSSE
+	fakeTools       = mcptest.FakeTools
+	goOn            = mcptest.Resume
+	hear            = mcptest.Hear
+	inHeader        = mcptest.InHeader
+	inQuery         = mcptest.InQuery
+	initializeWith  = mcptest.InitializeWith
+	listTools       = mcptest.ListTools
+	must            = mcptest.Must
+	newClient       = mcptest.NewClient
+	openSession     = mcptest.OpenSession
+	openStream      = mcptest.OpenStream
+	presentAll      = mcptest.PresentAll
+	remainingEvents = mcptest.RemainingEvents
+	rpcAs           = mcptest.RPC
+	setHeader       = mcptest.SetHeader
+	setHeaders      = mcptest.SetHeaders
+	wantEvent       = mcptest.WantEvent
+	wantStatus      = mcptest.WantStatus
+	write           = mcptest.Write
+	writeFake       = mcptest.WriteFake
+	writeShared     = mcptest.WriteShared
+)
+
+func askSilent(string, json.RawMessage) json.RawMessage { return nil }
+
+func rpcText(method, params string) string { return rpcAs("1", method, params) }
+
+// field returns the value under the last of keys in a JSON object, the others lead to it, or nil.
+func field[T ~[]byte | ~string](raw T, keys ...string) json.RawMessage {
+	return mcptest.Field(raw, keys...)
+}
+
+// stringField is field for a string, or "".
+func stringField[T ~[]byte | ~string](raw T, keys ...string) string {
+	return mcptest.StringField(raw, keys...)
+}
+
+// writeTools writes a fake with these tools.
+func writeTools(t *testing.T, path string, tools ...string) {
+	t.Helper()
+	writeFake(t, path, "fixed", tools...)
+}
+
+func textResult(s string) object { return objectOf(`{"content":[` + block(s) + `]}`) }
+
+// fakeAnswer returns an answer as JSON.
+func fakeAnswer(msg *Message) string {
+	if msg.Err != nil {
+		return fmt.Sprintf(`{"code":%d,"refused":%s}`, msg.Err.Code, quote(msg.Err.Message))
+	}
+	return string(msg.Result.encode())
+}
