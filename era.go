@@ -235,9 +235,13 @@ func (c clientCaps) errMissing(code int) *rpcError {
 // members of _meta that identify the client apart, and drops usher's own, as clients must not
 // name a call. It also drops members that a module could take for members that usher reads or
 // sets, such as a second "arguments" or a "Name". With them, a client could set webhookParam,
-// call another tool than the log reports, or use the progress token of another call.
+// call another tool than the log reports, or use the progress token of another call. It also drops
+// task, because usher declares no tasks, and arguments that are none.
 func parseParams(sent object) (params, identity object) {
-	params = sent.withoutLookalikes()
+	params = sent.withoutLookalikes().without("task")
+	if isNone(params.get("arguments")) {
+		params = params.without("arguments")
+	}
 	if ref := params.object("ref"); ref != nil {
 		params = params.set("ref", ref.withoutLookalikes().encode())
 	}
@@ -251,7 +255,7 @@ func parseParams(sent object) (params, identity object) {
 // knownParams are the members that usher reads or sets in params, their ref and _meta.
 var knownParams = append([]string{
 	"name", "arguments", "uri", "ref", "type", "_meta", "inputResponses", "requestState",
-	"progressToken", metaCall,
+	"progressToken", "task", metaCall,
 }, identityKeys...)
 
 // identityKeys are the members of _meta that identify a client.

@@ -10,6 +10,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -57,7 +59,7 @@ func asRPCError(err error) *rpcError {
 // Message is a JSON-RPC message. A request has a Method and an ID, a notification only a
 // Method, and a response an ID and a Result or Err.
 type Message struct {
-	ID     json.RawMessage // a JSON string or integer, as sent; nil for none
+	ID     json.RawMessage // a JSON string or integer, as sent (see idKey); nil for none
 	Method string
 	Params object // nil for none
 	Result object // nil for none
@@ -76,7 +78,8 @@ func parseMessage(raw []byte) (*Message, error) {
 		return &Message{}, err
 	}
 	o := members(oneLine(raw))
-	m := &Message{Method: o.text("method"), Params: o.object("params"), Result: o.object("result")}
+	params := o.get("params")
+	m := &Message{Method: o.text("method"), Params: members(params), Result: o.object("result")}
 	if string(o.get("result")) == "null" {
 		m.Result = object{}
 	}
@@ -86,8 +89,7 @@ func parseMessage(raw []byte) (*Message, error) {
 		_ = json.Unmarshal(e, m.Err)
 	}
 	id := o.get("id")
-	_, notInteger := strconv.ParseInt(string(id), 10, 64)
-	if len(id) <= maxID && (notInteger == nil || bytes.HasPrefix(id, []byte{'"'})) {
+	if isID(id) {
 		m.ID = id
 	}
 	var problem string
@@ -100,7 +102,7 @@ func parseMessage(raw []byte) (*Message, error) {
 		problem = "id must be a string or an integer"
 	case o.text("jsonrpc") != "2.0":
 		problem = `jsonrpc must be "2.0"`
-	case o.get("params") != nil && m.Params == nil:
+	case m.Params == nil && !isNone(params):
 		problem = "params must be an object"
 	case m.Method == "" && m.Result == nil && m.Err == nil:
 		problem = "a message needs a method, an object as its result, or an error"
@@ -113,8 +115,97 @@ func parseMessage(raw []byte) (*Message, error) {
 // isNull reports whether a member is absent or null.
 func isNull(raw json.RawMessage) bool { return raw == nil || string(raw) == "null" }
 
+// isNone reports whether a member is absent, null or an empty list, as which some languages write
+// an empty object.
+func isNone(raw json.RawMessage) bool {
+	return isNull(raw) || raw[0] == '[' && len(items(raw)) == 0
+}
+
 // isTrue reports whether a member is true.
 func isTrue(raw json.RawMessage) bool { return string(raw) == "true" }
+
+// isID reports whether a value may be the id of a request: a string or an integer.
+func isID(value json.RawMessage) bool {
+	_, isInteger := integerOf(value)
+	isInteger = isInteger || consistsOf(strings.TrimPrefix(string(value), "-"), "0123456789")
+	isText := bytes.HasPrefix(value, []byte{'"'})
+	return value != nil && len(value) <= maxID && (isInteger || isText)
+}
+
+// idKey returns the same text for ids that are the same integer or string, however they are
+// written.
+func idKey(id json.RawMessage) string {
+	if digits, ok := integerOf(id); ok {
+		return digits
+	}
+	if text, ok := unquote(id); ok {
+		return string(quote(text))
+	}
+	return string(id)
+}
+
+// maxDigits is the number of digits up to which an integer is written out.
+const maxDigits = 400
+
+// integerOf returns the digits of a JSON number that is an integer, however it is written: 3 for
+// 3.0 and 30e-1. It returns false for other values, and for an integer of more than maxDigits
+// digits.
+func integerOf(value json.RawMessage) (digits string, ok bool) {
+	text, isNegative := strings.CutPrefix(string(value), "-")
+	if text == "" || text[0] < '0' || text[0] > '9' {
+		return "", false
+	}
+	mantissa, exponent, _ := strings.Cut(strings.ToLower(text), "e")
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	all := strings.TrimLeft(whole+fraction, "0")
+	digits = strings.TrimRight(all, "0")
+	if digits == "" {
+		return "0", true
+	}
+	power, err := strconv.Atoi(cmp.Or(exponent, "0"))
+	zeros := power - len(fraction) + len(all) - len(digits)
+	if err != nil || zeros < 0 || zeros > maxDigits-len(digits) {
+		return "", false
+	}
+	digits += strings.Repeat("0", zeros)
+	if isNegative {
+		digits = "-" + digits
+	}
+	return digits, true
+}
+
+// replaceSurrogates replaces each escape of half a surrogate pair in a JSON text, in place, by
+// U+FFFD: no UTF-8 can contain it, and some decoders refuse the whole text because of it.
+func replaceSurrogates(raw []byte) {
+	for {
+		begin := bytes.IndexByte(raw, '\\')
+		if begin < 0 {
+			return
+		}
+		raw = raw[begin:]
+		first := escapedUnit(raw)
+		switch {
+		case !utf16.IsSurrogate(first):
+			raw = raw[min(2, len(raw)):]
+		case utf16.DecodeRune(first, escapedUnit(raw[6:])) != utf8.RuneError:
+			raw = raw[12:]
+		default:
+			raw = raw[copy(raw, `\ufffd`):]
+		}
+	}
+}
+
+// escapedUnit returns the UTF-16 unit whose escape a text begins with, or -1.
+func escapedUnit(text []byte) rune {
+	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
+		return -1
+	}
+	unit, err := strconv.ParseUint(string(text[2:6]), 16, 16)
+	if err != nil {
+		return -1
+	}
+	return rune(unit)
+}
 
 // checkJSON returns an error unless raw is one valid JSON value in valid UTF-8, which
 // json.Valid does not check. The error's text begins with what. encoding/json limits
@@ -300,6 +391,12 @@ func (o object) set(key string, value json.RawMessage) object {
 // without returns the object without these keys.
 func (o object) without(keys ...string) object {
 	return slices.DeleteFunc(slices.Clone(o), func(f member) bool { return slices.Contains(keys, f.key) })
+}
+
+// items returns the items of a JSON array, or nil for any other value.
+func items(raw json.RawMessage) (list []json.RawMessage) {
+	_ = json.Unmarshal(raw, &list)
+	return list
 }
 
 // endOfItem returns the index of the end of the key or value that b begins with: a colon,

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math/big"
 	"slices"
 	"testing"
 )
@@ -95,4 +96,76 @@ func FuzzParseMessage(f *testing.F) {
 			t.Errorf("%q: can't be sent on", raw)
 		}
 	})
+}
+
+// An integer is the same number however it is written, and its digits are those of math/big.
+func FuzzIntegerOf(f *testing.F) {
+	for _, seed := range []string{
+		"0", "-0", "0.0", "3.0", "3e0", "30e-1", "1E2", "-1.50e1", "1.5", "0e999999999999999999999",
+		"1e400", "1e399", "1e-1", "1e99999999999999999999", "9223372036854775808", `"3"`, "null", "",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		raw = bytes.TrimSpace(raw)
+		got, ok := integerOf(raw)
+		if !json.Valid(raw) {
+			return
+		}
+		_, power, _ := bytes.Cut(bytes.ToLower(raw), []byte("e"))
+		var want string
+		var isInteger bool
+		if r, isNumber := new(big.Rat).SetString(string(raw)); isNumber && len(power) < 5 {
+			isInteger = raw[0] != '"' && r.IsInt() && len(r.Num().Text(10)) <= maxDigits
+			want = r.Num().Text(10)
+		} else if len(power) >= 5 {
+			return // math/big would need too much memory
+		}
+		if ok != isInteger || ok && got != want {
+			t.Errorf("%s: %q, %v, want %q, %v", raw, got, ok, want, isInteger)
+		}
+	})
+}
+
+// Ids have the same key if they are the same number or the same text.
+func TestIDKey(t *testing.T) {
+	for _, tt := range []struct {
+		a, b  string
+		equal bool
+	}{
+		{"2", "2.0", true},
+		{"2", "20e-1", true},
+		{"-0", "0", true},
+		{"18446744073709551617", "18446744073709551617.0", true},
+		{"18446744073709551617", "18446744073709551616", false},
+		{"2", `"2"`, false},
+		{`"a"`, `"\u0061"`, true},
+		{`"2.0"`, `"2"`, false},
+	} {
+		equal := idKey(json.RawMessage(tt.a)) == idKey(json.RawMessage(tt.b))
+		check(t, tt.a+" is "+tt.b, equal, tt.equal)
+	}
+}
+
+// Half a surrogate pair becomes U+FFFD, and nothing else changes.
+func TestReplaceSurrogates(t *testing.T) {
+	for _, tt := range [][2]string{
+		{`"a"`, `"a"`},
+		{`"\ud83d"`, `"\ufffd"`},
+		{`"\uD83D\uDE00"`, `"\uD83D\uDE00"`},
+		{`"\uDE00\uD83D"`, `"\ufffd\ufffd"`},
+		{`"\ud83d\ud83d\ude00"`, `"\ufffd\ud83d\ude00"`},
+		{`"\\ud83d"`, `"\\ud83d"`},
+		{`"\\\ud83d\\"`, `"\\\ufffd\\"`},
+		{`"\ud83d\n\ude00"`, `"\ufffd\n\ufffd"`},
+		{`{"\udfff":["\ud800x"]}`, `{"\ufffd":["\ufffdx"]}`},
+		{`"\u00e4\ud7ff\ue000"`, `"\u00e4\ud7ff\ue000"`},
+		{`"\ud83`, `"\ud83`},
+		{`\`, `\`},
+		{`\udxyz`, `\udxyz`},
+	} {
+		got := []byte(tt[0])
+		replaceSurrogates(got)
+		check(t, tt[0], string(got), tt[1])
+	}
 }

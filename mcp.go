@@ -153,7 +153,7 @@ func (r *request) begin(ctx context.Context) error {
 			"too many requests in flight, or streams (limit %d): wait for some to end", counter.perKey)
 	}
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
-	if _, taken := r.session.calls.LoadOrStore(string(r.id), r.cancel); taken {
+	if _, taken := r.session.calls.LoadOrStore(idKey(r.id), r.cancel); taken {
 		r.cancel(nil)
 		counter.release(r.principal, 1)
 		return rpcErrorf(codeInvalidRequest, "request id %s is already in use", r.id)
@@ -167,7 +167,7 @@ func (r *request) begin(ctx context.Context) error {
 // end undoes begin. It also drops the message: a process keeps its first caller, whose functions
 // keep the request.
 func (r *request) end() {
-	r.session.calls.Delete(string(r.id))
+	r.session.calls.Delete(idKey(r.id))
 	r.counter().release(r.principal, 1)
 	r.cancel(nil)
 	r.id = nil

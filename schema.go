@@ -889,12 +889,6 @@ func resultText(result object) string {
 	return strings.Join(texts, "\n")
 }
 
-// items returns the items of a JSON array, or nil for any other value.
-func items(raw json.RawMessage) (list []json.RawMessage) {
-	_ = json.Unmarshal(raw, &list)
-	return list
-}
-
 // manifest is everything that a module offers. It is cached.
 type manifest struct {
 	Key       string                       // see cacheKey

@@ -103,8 +103,8 @@ type Session struct {
 	era      eras                          // of its client: stateful or stateless
 	listenID json.RawMessage               // id of the subscriptions/listen that it serves; nil for none
 	restored bool                          // made from its id: the client may have seen any lists
-	calls    *sync.Map                     // requests in flight, by id: their context.CancelCauseFunc
-	asked    sync.Map                      // requests to the client, by id: chan *Message
+	calls    *sync.Map                     // requests in flight, by idKey: their context.CancelCauseFunc
+	asked    sync.Map                      // requests to the client, by idKey: chan *Message
 	life     context.Context               // ends when the client ends the session
 	hears    context.Context               // ends when the client can no longer answer, and its streams end
 	close    context.CancelFunc            // ends life
@@ -148,11 +148,11 @@ var errCancelled = errors.New("cancelled by the client")
 func (s *Session) handleNotification(msg *Message) {
 	switch {
 	case !msg.isNotification():
-		if answer, ok := s.asked.LoadAndDelete(string(msg.ID)); ok {
+		if answer, ok := s.asked.LoadAndDelete(idKey(msg.ID)); ok {
 			answer.(chan *Message) <- msg
 		}
 	case msg.Method == "notifications/cancelled": // usher needs no other
-		if cancel, ok := s.calls.Load(string(msg.Params.get("requestId"))); ok {
+		if cancel, ok := s.calls.Load(idKey(msg.Params.get("requestId"))); ok {
 			cancel.(context.CancelCauseFunc)(errCancelled)
 		}
 	}

@@ -176,6 +176,7 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 func shellResult(output []byte, err error) object {
 	text := strings.ToValidUTF8(strings.TrimRight(string(output), "\n"), "\uFFFD")
 	value := json.RawMessage(text)
+	replaceSurrogates(value)
 	switch {
 	case err != nil:
 		return failure(errText(err))

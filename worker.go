@@ -353,6 +353,7 @@ func (w *Worker) readStdout(stdout io.Reader) {
 		}
 		var msg *Message
 		if err == nil {
+			replaceSurrogates(line)
 			msg, err = parseMessage(line)
 		}
 		if err != nil {
@@ -643,7 +644,7 @@ func (w *Worker) crowded(timeout time.Duration) (crowded bool) {
 
 // answer passes an answer on to its call, or records that a cancelled call has ended.
 func (w *Worker) answer(msg *Message) {
-	id := strings.Trim(string(msg.ID), `"`) // some modules turn the number into text
+	id := callID(msg.ID)
 	w.update(func(s *workerState) {
 		if c := s.calls[id]; c != nil {
 			delete(s.calls, id)
@@ -653,10 +654,13 @@ func (w *Worker) answer(msg *Message) {
 	})
 }
 
+// callID returns the id of the call that a module names. Some modules turn the number into text.
+func callID(sent json.RawMessage) string { return idKey(bytes.Trim(sent, `"`)) }
+
 // passProgress passes progress on to its call, with the token that the caller chose.
 func (w *Worker) passProgress(params object) {
 	var c *call
-	w.update(func(s *workerState) { c = s.calls[string(params.get("progressToken"))] })
+	w.update(func(s *workerState) { c = s.calls[callID(params.get("progressToken"))] })
 	if c == nil {
 		return
 	}
@@ -989,7 +993,7 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.asks[string(msg.ID)] != nil {
+	if s.asks[idKey(msg.ID)] != nil {
 		return nil, rpcErrorf(codeInvalidRequest, "request id %s is already in use", msg.ID)
 	}
 	if !w.asking.reserve(caller.Principal, 1) {
@@ -1000,7 +1004,7 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 		c.slot.free(slotPaused)
 	}
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
-	s.asks[string(a.ID)] = a
+	s.asks[idKey(a.ID)] = a
 	return a, nil
 }
 
@@ -1018,7 +1022,7 @@ func (w *Worker) ask(a *clientRequest) {
 		w.reply(a.caller.Principal, a.ID, result, err) // first: without open requests, the process may end
 	}
 	w.update(func(s *workerState) {
-		delete(s.asks, string(a.ID))
+		delete(s.asks, idKey(a.ID))
 		for _, c := range s.calls {
 			if a.call == c || a.call == nil {
 				wake(c.progress) // the time-out begins again, for the module's own silence
@@ -1040,7 +1044,7 @@ func (w *Worker) askClient(a *clientRequest) (result object, err error) {
 // withdrawAsk cancels a request to a client that the module has cancelled.
 func (w *Worker) withdrawAsk(id json.RawMessage) {
 	w.update(func(s *workerState) {
-		if a := s.asks[string(id)]; a != nil {
+		if a := s.asks[idKey(id)]; a != nil {
 			a.withdrawn.Store(true)
 			a.cancel()
 		}

@@ -1,0 +1,85 @@
+// Tests of worker.go and schema.go: what foreign servers say, and what usher makes of it.
+
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// writeServer writes an executable module that answers requests by method, each with lines in which
+// ID is the request's id. It answers initialize itself, with all capabilities.
+func writeServer(t *testing.T, path string, lines map[string]string) {
+	t.Helper()
+	need(t, "sh")
+	const about = `{"jsonrpc":"2.0","id":ID,"result":{"protocolVersion":"2025-11-25",` +
+		`"capabilities":{"tools":{},"prompts":{},"resources":{}},"serverInfo":{"name":"s","version":"1"}}}`
+	script := "#!/bin/sh\nwhile read -r line; do\nid=${line#*'\"id\":'}; id=${id%%,*}\ncase $line in\n"
+	answer := func(pattern, text string) {
+		text = strings.ReplaceAll(text, "'", `'\''`)
+		text = strings.ReplaceAll(text, "ID", `'"$id"'`)
+		script += pattern + ") printf '%s\\n' '" + text + "';;\n"
+	}
+	for _, method := range sortedKeys(lines) {
+		answer(`*'"method":"`+method+`"'*`, lines[method])
+	}
+	answer(`*'"method":"initialize"'*`, about)
+	answer(`*'"id":'*`, `{"jsonrpc":"2.0","id":ID,"error":{"code":-32601,"message":"no such method"}}`)
+	script += "esac\ndone\n"
+	write(t, path, script)
+}
+
+// result returns the answer with a result to the request whose id is written as id.
+func resultLine(id, result string) string {
+	return `{"jsonrpc":"2.0","id":` + id + `,"result":` + result + `}`
+}
+
+// oneTool is the list of a server with the tool x.
+const oneTool = `{"tools":[{"name":"x","inputSchema":{"type":"object"}}]}`
+
+// A server may write the id of a call, and the token of its progress, as another form of the number.
+func TestIDsOfServersAreNumbers(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"ID", "ID.0", "ID.000e0", `"ID"`} {
+		t.Run(id, func(t *testing.T) {
+			dir := t.TempDir()
+			progress := `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":` + id +
+				`,"progress":1}}` + "\n"
+			writeServer(t, dir+"/a.usher", map[string]string{
+				"tools/list": resultLine(id, oneTool),
+				"tools/call": progress + resultLine(id, `{"content":[]}`),
+			})
+			c := connect(t, startDaemon(t, dir).URL)
+			c.AwaitTools("a_x")
+			a := c.Ask("tools/call", `{"name":"a_x","_meta":{"progressToken":"mine"}}`)
+			checkContains(t, "the answer", a.Body, `"progressToken":"mine"`, `"result":{"content":[]}`)
+		})
+	}
+}
+
+// No answer, definition or error of a module contains half a surrogate pair.
+func TestSurrogatesOfModulesAreReplaced(t *testing.T) {
+	long(t)
+	need(t, "sh")
+	const half = `\ud83d`
+	dir := t.TempDir()
+	writeServer(t, dir+"/a.usher", map[string]string{
+		"tools/list": resultLine("ID", strings.Replace(oneTool, `"x"`, `"x","description":"`+half+`"`, 1)),
+		"tools/call": resultLine("ID", `{"content":[{"type":"text","text":"`+half+`"}],`+
+			`"structuredContent":{"`+half+`":"\\`+half+`"}}`),
+		"resources/read": `{"jsonrpc":"2.0","id":ID,"error":{"code":-1,"message":"` + half + `"}}`,
+	})
+	write(t, dir+"/s.usher.sh", "# Says half.\nhandle_half() { printf '%s' '{\"a\":\""+half+"\"}'; }\n")
+	d := startDaemon(t, dir, "-open-webhooks")
+	c := connect(t, d.URL)
+	c.AwaitTools("a_x", "s_handle_half")
+	for what, body := range map[string]string{
+		"the list":           c.Ask("tools/list", "{}").Body,
+		"a result":           c.Call("a_x", "").Body,
+		"the shell's result": c.Call("s_handle_half", "").Body,
+		"a webhook's answer": d.deliver(t, "s/handle_half", "").Body,
+	} {
+		checkOmits(t, what, body, half)
+		checkContains(t, what, strings.ReplaceAll(body, `\ufffd`, "\uFFFD"), "\uFFFD")
+	}
+}
