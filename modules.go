@@ -64,6 +64,9 @@ type registryConfig struct {
 
 	Approved string   // the path of the record of approved modules; "" if all modules may run
 	Served   []string // the daemon's DIRs; with Approved, modules below them need an approval
+	// Records maps each of Served to the DIR under which its approvals are recorded, if that has
+	// another path.
+	Records map[string]string
 }
 
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
@@ -254,6 +257,9 @@ func (r *Registry) update(s *scan) {
 			r.compare(found, check)
 		}
 	}
+	for _, o := range r.modules {
+		o.do(func() { o.markMissing(!s.has(o.source)) })
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.files = s.files
@@ -383,6 +389,15 @@ func (o *moduleOwner) show(m Module) {
 	defer o.registry.mu.Unlock()
 	o.latest.Store(&m)
 	o.registry.publishSoon()
+}
+
+// markMissing records whether the last scan missed the module's file.
+func (o *moduleOwner) markMissing(missing bool) {
+	m := *o.latest.Load()
+	if m.Missing != missing {
+		m.Missing = missing
+		o.show(m)
+	}
 }
 
 // begin begins a version of the module, which is pending until it is served or has failed. The
@@ -568,8 +583,8 @@ func (o *moduleOwner) checkCurrent(p *pool) error {
 	if p != nil && (!r.Watch || r.Approved != "") {
 		return nil
 	}
-	path := o.latest.Load().Source
-	info, err := os.Lstat(path)
+	path := o.latest.Load().Path
+	info, err := os.Stat(path)
 	r.mu.Lock()
 	scanned := r.files[path]
 	r.mu.Unlock()
@@ -650,7 +665,7 @@ func newModule(p *pool, offered *manifest) *Module {
 // ---- The cache
 
 // cacheFormat must change when the meaning of a cached manifest changes.
-const cacheFormat = "8"
+const cacheFormat = "9"
 
 // cachePath returns the file that caches what a module offers, so that a restart need not
 // start known modules. It may be deleted at any time.
@@ -759,7 +774,7 @@ func (o *moduleOwner) read(p *pool, w *Worker, r *reading, isNew bool) {
 const approvedName = "approved.json"
 
 // approvals maps each hosted DIR to the approved modules below it, which are a map from
-// approvalKey to source.Content.
+// approvalKey to source.Content. A DIR has the path that its owner gave, links not resolved.
 type approvals map[string]map[string]string
 
 // readApprovals reads the record. If there is none, nothing is approved.
@@ -771,18 +786,60 @@ func readApprovals(path string) (list approvals, err error) {
 	if err == nil {
 		err = json.Unmarshal(raw, &list)
 	}
-	if err != nil || list == nil {
+	isNull := func(modules map[string]string) bool { return modules == nil }
+	broken := list == nil || slices.ContainsFunc(slices.Collect(maps.Values(list)), isNull)
+	if err != nil || broken {
 		return nil, fmt.Errorf("%q is broken (%v): restore it (a start without it approves all)", path, err)
 	}
 	return list, nil
 }
 
+// recordOf returns the DIR under which the approvals of the modules below root are recorded: the
+// path that the owner gave now or at an earlier start. It reports false if no DIR in list leads to
+// root.
+func (list approvals) recordOf(root, given string) (dir string, found bool) {
+	for _, dir := range append([]string{given}, sortedKeys(list)...) {
+		target, err := filepath.EvalSymlinks(dir)
+		if list[dir] != nil && err == nil && target == root {
+			return dir, true
+		}
+	}
+	return given, false
+}
+
+// approvalKey identifies a module in a record of approved modules, by its path. A link can give a
+// file another kind.
+func (s source) approvalKey(path string) string {
+	return fmt.Sprintf("%s#%s (%s)", path, s.Name, s.Kind)
+}
+
+// approval returns what is recorded if the module is approved: its key, in which DIRs have the paths
+// of records, and the content. A link to a file outside of served, the hosted DIRs, is approved with
+// the folder that it leads to.
+func (s source) approval(records map[string]string, served []string) (key, content string) {
+	below, _ := filepath.Rel(s.Root, s.Path) // it is below
+	key = s.approvalKey(filepath.Join(cmp.Or(records[s.Root], s.Root), below))
+	content = s.Content
+	if !isBelow(s.Source, served) {
+		content += fmt.Sprintf(" in %q", filepath.Dir(s.Source))
+	}
+	return key, content
+}
+
+// approves reports whether the record of a DIR contains a module with its content. Earlier versions
+// recorded the path with its links resolved.
+func (list approvals) approves(dir string, s source, key, content string) bool {
+	modules := list[dir]
+	return modules[key] == content || modules[s.approvalKey(s.Source)] == s.Content
+}
+
 // approve records the modules below one of paths, with the content they have now. It writes
 // the records of roots, which are some of served, the hosted DIRs: each gets the modules
-// below it. approve returns the modules that were new or had changed.
+// below it, under the DIR that records names for it. approve returns the modules that were new or
+// had changed.
 func approve(
-	ctx context.Context, dataDir string, served, roots, paths []string,
-) (news []source, err error) {
+	ctx context.Context, dataDir string, records map[string]string, served, roots, paths []string,
+) (changed []source, err error) {
 	var found []source
 	scan := scanFolders(roots, served...)
 	for _, key := range sortedKeys(scan.sources) {
@@ -798,28 +855,27 @@ func approve(
 		if err != nil {
 			return err
 		}
+		changed = nil // of an attempt that has failed
 		for _, root := range roots {
-			if list[root] == nil {
-				list[root] = make(map[string]string)
+			dir := cmp.Or(records[root], root)
+			if list[dir] == nil {
+				list[dir] = make(map[string]string)
 			}
-		}
-		news = nil // of an attempt that has failed
-		for _, s := range found {
-			key := s.approvalKey()
-			isNew := false
-			for _, root := range roots {
-				if s.isBelow(root) && list[root][key] != s.Content {
-					list[root][key] = s.Content
-					isNew = true
+			for _, s := range found {
+				key, content := s.approval(records, served)
+				if !s.isBelow(root) || list.approves(dir, s, key, content) {
+					continue
 				}
-			}
-			if isNew {
-				news = append(news, s)
+				list[dir][key] = content
+				isKnown := func(c source) bool { return c.key() == s.key() }
+				if !slices.ContainsFunc(changed, isKnown) {
+					changed = append(changed, s)
+				}
 			}
 		}
 		return token.replace(held, path, marshal(list), func() error { return nil })
 	})
-	return news, err
+	return changed, err
 }
 
 // approval reads the record. If modules need an approval, the function that it returns sets the
@@ -837,8 +893,10 @@ func (r *Registry) approval() func(*source) {
 			return
 		}
 		s.Invalid = s.readContent(r.Served)
+		key, content := s.approval(r.Records, r.Served)
 		for _, root := range r.Served {
-			if s.Invalid == nil && s.isBelow(root) && list[root][s.approvalKey()] != s.Content {
+			dir := cmp.Or(r.Records[root], root)
+			if s.Invalid == nil && s.isBelow(root) && !list.approves(dir, *s, key, content) {
 				s.Invalid = unapproved
 			}
 		}
@@ -846,10 +904,16 @@ func (r *Registry) approval() func(*source) {
 }
 
 // checkApproved reads a source again if it needs an approval, and returns it with the content
-// that it has now. The error says why that content can't run.
+// that it has now. The error says why that content can't run. If the file is gone, or the source's
+// path now leads to another file, the error is errMoved: the source has the scope of the file that
+// it was found as.
 func (r *Registry) checkApproved(s source) (source, error) {
 	if r.Approved == "" {
-		return s, nil
+		_, err := os.Lstat(s.Source)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = errMoved
+		}
+		return s, err
 	}
 	again := newScan()
 	again.root = s.Root
@@ -860,6 +924,9 @@ func (r *Registry) checkApproved(s source) (source, error) {
 		return s, errMoved
 	}
 	r.approval()(&found)
+	if found.Invalid == nil && found.Source != s.Source {
+		return s, errMoved
+	}
 	return found, found.Invalid
 }
 

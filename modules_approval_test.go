@@ -131,7 +131,7 @@ func TestNewModuleIsRefused(t *testing.T) {
 // approveAll approves the modules below the folders, as the first start does, and returns how many were new.
 func approveAll(t *testing.T, data string, dirs ...string) int {
 	t.Helper()
-	news, err := approve(t.Context(), data, dirs, dirs, dirs)
+	news, err := approve(t.Context(), data, nil, dirs, dirs, dirs)
 	must(t, err)
 	return len(news)
 }
@@ -180,17 +180,21 @@ func TestApprovalCountsUnderItsDIR(t *testing.T) {
 // A broken record approves nothing, and the owner reads that it is broken.
 func TestBrokenRecordApprovesNothing(t *testing.T) {
 	t.Parallel()
-	dir, data := tempDir(t), t.TempDir()
+	dir, data := tempDir(t), t.TempDir()+"/.data"
 	write(t, dir+"/m.usher.py", "")
-	write(t, data+"/"+approvedName, "{")
-	r := registryOf(t, registryConfig{
-		Roots:    []string{dir},
-		Approved: data + "/" + approvedName,
-		Served:   []string{dir},
-	})
-	err := r.catalog.Load().modules[0].Err
-	check(t, "it is not approved", errors.Is(err, errUnapproved), true)
-	checkContains(t, "the error", err.Error(), "run usher approve, which says why approved.json is broken")
+	for _, broken := range []string{"{", "", "null", "[]", `{"` + dir + `":null}`, `{"/other":null}`} {
+		write(t, data+"/"+approvedName, broken)
+		r := registryOf(t, registryConfig{
+			Roots:    []string{dir},
+			Approved: data + "/" + approvedName,
+			Served:   []string{dir},
+		})
+		err := r.catalog.Load().modules[0].Err
+		check(t, broken+" approves nothing", errors.Is(err, errUnapproved), true)
+		checkContains(t, broken, err.Error(), "run usher approve, which says why approved.json is broken")
+		out, errs, status := usher(t, "serve", "-base", data+"/..", "-require-claim", dir)
+		check(t, "serve with "+broken+": "+out+errs, status, 1)
+	}
 }
 
 // A virtual environment that appears beside an approved module does not run before it is
@@ -334,4 +338,80 @@ exec '`+program+`' "$@"
 	states = r.catalog.Load().modules
 	check(t, "the module after the build", states[0].Err, errUnapproved)
 	checkExists(t, ran, false)
+}
+
+// An approval is for the path in the served folder. A link that is turned to equal bytes keeps it;
+// other bytes, and a folder outside of the served ones, need a new one. No turned link widens a
+// scope.
+func TestTurnedLinkNeedsApproval(t *testing.T) {
+	needLanguage(t, ".sh")
+	long(t)
+	script := func(says string) string { return "# Says it.\nsay() { echo '" + says + "'; }\n" }
+	parent := tempDir(t)
+	dir, outside := parent+"/dir", parent+"/outside"
+	for path, text := range map[string]string{
+		dir + "/..1/m.usher.sh":    script("old"),
+		dir + "/..2/m.usher.sh":    script("old"),
+		dir + "/..3/m.usher.sh":    script("new"),
+		outside + "/m.usher.sh":    script("old"),
+		dir + "/secret/other.sh":   script("secret"),
+		dir + "/secret/same.sh":    script("own"),
+		dir + "/proj/own.usher.sh": script("own"),
+	} {
+		write(t, path, text)
+	}
+	turn := func(path, target string) {
+		t.Helper()
+		must(t, os.Symlink(target, path+".new"))
+		must(t, os.Rename(path+".new", path))
+	}
+	turn(dir+"/m.usher.sh", "..1/m.usher.sh")
+	turn(dir+"/proj/link.usher.sh", "own.usher.sh")
+	served := parent + "/current"
+	turn(served, "dir")
+	base := t.TempDir()
+	d := daemonOptions{base: base}.start(t, served, "-require-claim")
+	d.awaitReady(t)
+	c, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir)))
+	says := func(what, want string) {
+		t.Helper()
+		await(t, what, func() bool {
+			return strings.Contains(c.Call("m_say", "").Body, want)
+		})
+	}
+	says("the approved file", "old")
+	for _, step := range []struct{ target, want string }{
+		{"..2/m.usher.sh", "old"},
+		{"..3/m.usher.sh", errUnapproved.Error()},
+		{"..1/m.usher.sh", "old"},
+		{outside + "/m.usher.sh", errUnapproved.Error()},
+		{"..2/m.usher.sh", "old"},
+	} {
+		turn(dir+"/m.usher.sh", step.target)
+		says(step.target, step.want)
+	}
+
+	proj, _ := openSession(t, d.URL, inHeader(newCode(t, base, dir+"/proj")))
+	proj.AwaitTools("link_say", "own_say")
+	for _, step := range []struct{ target, want string }{
+		{"../secret/other.sh", errUnapproved.Error()},
+		{"../secret/same.sh", `unknown tool "link_say"`},
+	} {
+		turn(dir+"/proj/link.usher.sh", step.target)
+		await(t, step.target+" to be refused", func() bool {
+			a := proj.Call("link_say", "")
+			checkOmits(t, "a link out of the scope", a.Body, "secret")
+			return strings.Contains(a.Failure(), step.want)
+		})
+	}
+
+	d.stop(t)
+	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
+	d.awaitReady(t)
+	checkOmits(t, "a start by the real path", d.Log.String(), "approved all modules")
+	d.stop(t)
+	turn(served, "outside")
+	d = daemonOptions{base: base}.start(t, served, "-require-claim")
+	d.awaitReady(t)
+	checkOmits(t, "a start after the folder was exchanged", d.Log.String(), "approved all modules")
 }

@@ -298,7 +298,8 @@ func introspecting(t *testing.T) *Registry {
 func scanOf(names ...string) *scan {
 	s := newScan()
 	for _, name := range names {
-		s.add("", "/w/"+name+"/m.usher", source{Name: name, Kind: kindExecutable, Version: "1"})
+		path := "/w/" + name + "/m.usher"
+		s.add(path, path, source{Name: name, Kind: kindExecutable, Version: "1"})
 	}
 	return s
 }
@@ -505,4 +506,60 @@ func TestOddProcessesCauseFewIntrospections(t *testing.T) {
 		p.cancel()
 		r.running.Wait()
 	})
+}
+
+// While a file moves, its module is never ambiguous: the old path yields its names to the new one.
+// The same holds for a link that is turned, and for the folders of a Kubernetes ConfigMap.
+func TestMovedFileIsNotAmbiguous(t *testing.T) {
+	needLanguage(t, ".sh")
+	long(t)
+	script := func(says string) string { return "# Says it.\nhandle_it() { echo '" + says + "'; }\n" }
+	dir := tempDir(t)
+	write(t, dir+"/old/mv.usher.sh", script("moved"))
+	write(t, dir+"/v1/ln.usher.sh", script("one"))
+	write(t, dir+"/v2/ln.usher.sh", script("two"))
+	write(t, dir+"/..4/cm.usher.sh", script("four"))
+	write(t, dir+"/new/empty", "")
+	for _, link := range [][2]string{
+		{"..4", "/..data"}, {"..data/cm.usher.sh", "/cm.usher.sh"},
+	} {
+		must(t, os.Symlink(link[0], dir+link[1]))
+	}
+	must(t, os.Rename(dir+"/v2", dir+"/.v2"))
+	d := daemonOptions{}.startReady(t, dir)
+	for _, tt := range []struct {
+		module, before, after string
+		change                func()
+	}{
+		{"mv", "moved", "moved", func() {
+			must(t, os.Rename(dir+"/old/mv.usher.sh", dir+"/new/mv.usher.sh"))
+		}},
+		{"ln", "one", "two", func() {
+			must(t, os.Rename(dir+"/.v2", dir+"/v2"))
+			must(t, os.RemoveAll(dir+"/v1"))
+		}},
+		{"cm", "four", "five", func() {
+			write(t, dir+"/..5/cm.usher.sh", script("five"))
+			must(t, os.Symlink("..5", dir+"/..tmp"))
+			must(t, os.Rename(dir+"/..tmp", dir+"/..data"))
+			must(t, os.RemoveAll(dir+"/..4"))
+		}},
+	} {
+		t.Run(tt.module, func(t *testing.T) {
+			path := tt.module + "/handle_it"
+			removed := d.logged(`"module removed"`)
+			checkContains(t, "before", d.deliver(t, path, "").Body, tt.before)
+			tt.change()
+			await(t, "the answer of the new file", func() bool {
+				a := d.deliver(t, path, "")
+				if a.Status == 409 || a.Status == 404 {
+					t.Fatalf("meanwhile: %d %s", a.Status, a.Body)
+				}
+				return a.Status == 200 && strings.Contains(a.Body, tt.after)
+			})
+			for tt.module != "cm" && d.logged(`"module removed"`) == removed {
+				wantStatus(t, "until the old path is forgotten", d.deliver(t, path, ""), 200)
+			}
+		})
+	}
 }

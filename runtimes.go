@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -420,12 +421,8 @@ type source struct {
 	Content     string // what an approval covers (see readContent); "" if it is not known
 }
 
-// key identifies a module over time.
-func (s source) key() string { return s.Source + "#" + s.Name }
-
-// approvalKey identifies a module in the record of approved modules. A link can give a file
-// another kind.
-func (s source) approvalKey() string { return fmt.Sprintf("%s (%s)", s.key(), s.Kind) }
+// key identifies a module over time, also if its path is a link that is turned.
+func (s source) key() string { return s.Path + "#" + s.Name }
 
 // file returns the path below the hosted DIR, for the log.
 func (s source) file() string {
@@ -472,7 +469,8 @@ func (s *source) readContent(served []string) error {
 // files, refuses such a path.
 type scan struct {
 	sources    map[string]source // by source.key
-	files      map[string]string // the versions of the files, by their paths with symlinks resolved
+	targets    map[string]bool   // of sources: their files, symlinks resolved, with their names
+	files      map[string]string // the versions of the files, by source.Path
 	unreadable []string          // paths of files and folders
 	root       string            // the hosted DIR that is being searched
 	served     []string          // the hosted DIRs, up to which folders can have a virtual environment
@@ -480,7 +478,11 @@ type scan struct {
 
 // newScan returns a scan that has found nothing.
 func newScan() *scan {
-	return &scan{sources: make(map[string]source), files: make(map[string]string)}
+	return &scan{
+		sources: make(map[string]source),
+		targets: make(map[string]bool),
+		files:   make(map[string]string),
+	}
 }
 
 // scanFolders searches folders, and the folders below them, for modules. served contains hosted
@@ -539,7 +541,9 @@ func isSearched(path string, roots []string) bool {
 	})
 }
 
-var errMoved = errors.New("it was moved or deleted")
+// errMoved reports that a file is not where it was found. Often, it is just being replaced.
+var errMoved error = httpErrorf(http.StatusServiceUnavailable,
+	"its file is being moved or replaced: try again").retryAfter(1)
 
 // fail adds a file or folder that can't be read, as a module without a name. scan.has
 // treats the failure as temporary, unless the path does not exist.
@@ -561,7 +565,7 @@ func (s *scan) file(path, name string, kind Kind) {
 		s.fail(path, err)
 		return
 	}
-	s.files[target] = fileVersion(info)
+	s.files[path] = fileVersion(info)
 	invalid := checkFile(info, kind)
 	switch {
 	case info.IsDir(): // a folder that is linked under a module's name
@@ -569,7 +573,7 @@ func (s *scan) file(path, name string, kind Kind) {
 		found := source{
 			Name:    name,
 			Kind:    kind,
-			Version: s.files[target],
+			Version: target + s.files[path],
 			Invalid: cmp.Or(checkModuleName(name), invalid),
 		}
 		if kind == kindPython {
@@ -653,8 +657,10 @@ func (s *scan) add(path, target string, found source) {
 	found.Path = path
 	found.Source = target
 	found.Root = s.root
-	if _, known := s.sources[found.key()]; !known {
+	file := target + "#" + found.Name
+	if _, known := s.sources[found.key()]; !known && !s.targets[file] {
 		s.sources[found.key()] = found
+		s.targets[file] = true
 	}
 }
 

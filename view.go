@@ -31,6 +31,7 @@ type Module struct {
 	manifest // its Problems are also those of Methods
 	Methods  []*Method
 
+	Missing bool  // the last scan did not find the file: another module may take the names
 	Pending bool  // the newest version is being introspected
 	Err     error // why the newest version is not hosted; nil while it is pending
 
@@ -146,6 +147,11 @@ func newView(c *Catalog, key viewKey) *View {
 	inside := slices.DeleteFunc(slices.Clone(c.modules), func(m *Module) bool {
 		return m.Name == "" || !scope.Contains(m.Source) || scope.hides(m)
 	})
+	present := make(map[string]bool) // names of modules whose files are there
+	for _, m := range inside {
+		present[m.Name] = present[m.Name] || !m.Missing
+	}
+	inside = slices.DeleteFunc(inside, func(m *Module) bool { return m.Missing && present[m.Name] })
 	for i, label := range labels(inside, scope) {
 		m := cmp.Or(inside[i].own[key.member], inside[i])
 		v.Modules = append(v.Modules, ViewModule{label, m})
