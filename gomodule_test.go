@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"go/parser"
 	"go/token"
 	"os"
@@ -62,7 +63,7 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 	long(t)
 	p := startBinary(t, goTestCallsModule(t))
 	check(t, "the first line, which an imported package prints", p.Next(), "greet init")
-	p.exchange([]lineExchange{
+	exchangeLines(p, []lineExchange{
 		{rpcAs("0", "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`),
 			`{"jsonrpc":"2.0","id":0,"result":{"capabilities":{"experimental":{"usher/problems":{` +
 				`"problems":null}},` +
@@ -145,7 +146,7 @@ func goTestResults(t *testing.T, p *modulePeer) {
 
 func goTestProgress(t *testing.T, p *modulePeer) {
 	const progress = `"notifications/progress","params":{"progressToken":12345678901234567890,`
-	p.exchange([]lineExchange{
+	exchangeLines(p, []lineExchange{
 		{rpcAs(`"x"`, "tools/call",
 			`{"name":"progress","_meta":{"progressToken":12345678901234567890}}`),
 			progress + `"progress":1,"total":2,"message":"half <way>"}}`},
@@ -435,5 +436,60 @@ func TestEditDuringBuildIsAChange(t *testing.T) {
 		loaded, err := buildGoModule(t.Context(), newGroups(quiet), t.TempDir(), path, "", &parts{})
 		must(t, err)
 		check(t, "edited at "+step+": it has changed", loaded.changed(), step != "none")
+	}
+}
+
+// goTestTree writes files into a new folder whose path has a space in it.
+func goTestTree(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := tempDir(t) + "/work space"
+	for name, text := range files {
+		write(t, dir+"/"+name, text)
+	}
+	return dir
+}
+
+// buildGoFile builds the module in a file.
+func buildGoFile(ctx context.Context, folder, path string) (string, error) {
+	g := newGroups(quiet)
+	defer g.Close()
+	loaded, err := buildGoModule(ctx, g, folder, path, "", &parts{})
+	if len(g.left) > 0 {
+		return "", fmt.Errorf("groups are left: %v", g.left)
+	}
+	if err != nil {
+		return "", err
+	}
+	return loaded.Binary, nil
+}
+
+// goTestBuild builds a module with the environment of this process.
+func goTestBuild(t *testing.T, path, cache string) (binary string) {
+	t.Helper()
+	binary, err := buildGoFile(context.Background(), cache, path)
+	if wrong, ok := errors.AsType[*fault](err); ok {
+		t.Fatal(explain(wrong))
+	}
+	must(t, err)
+	return binary
+}
+
+func startBinary(t *testing.T, binary string) *modulePeer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return startPeer(t, exec.CommandContext(ctx, binary))
+}
+
+// lineExchange is a line sent to a module ("" for none) and a part of its next line.
+type lineExchange struct{ send, want string }
+
+func exchangeLines(p *modulePeer, lines []lineExchange) {
+	p.T.Helper()
+	for _, line := range lines {
+		if line.send != "" {
+			p.Send(line.send)
+		}
+		checkContains(p.T, "after "+line.send, p.Next(), line.want)
 	}
 }

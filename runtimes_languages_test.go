@@ -56,8 +56,8 @@ func TestModuleAsks(t *testing.T) {
 			t.Parallel()
 			p := startFile(t, tt.file)
 			for i, kind := range []string{"", "_async"} {
-				p.testAsks(kind, tt.refused)
-				p.testAsksInTurn(kind)
+				testAsks(p, kind, tt.refused)
+				testAsksInTurn(p, kind)
 				// A call that is cancelled while it asks ends.
 				id := fmt.Sprintf(`"w%d"`, i)
 				p.SendCall(id, "wait"+kind, "{}")
@@ -81,7 +81,7 @@ func TestModuleAsks(t *testing.T) {
 }
 
 // testAsks asks by the method ask+kind, and replies with results and errors.
-func (p *modulePeer) testAsks(kind, refused string) {
+func testAsks(p *modulePeer, kind, refused string) {
 	p.T.Helper()
 	// Replies that no call waits for are passed over.
 	p.Reply(`"ask-1"`, "{}")
@@ -109,7 +109,7 @@ func (p *modulePeer) testAsks(kind, refused string) {
 
 // testAsksInTurn has a method ask again after a refusal and after an answer, and
 // two calls ask at once.
-func (p *modulePeer) testAsksInTurn(kind string) {
+func testAsksInTurn(p *modulePeer, kind string) {
 	p.T.Helper()
 	p.SendCall("1", "careful"+kind, `{"item":{"ask":"m"}}`)
 	p.ReplyError(p.NextAsk("1", "m", ""), `{"code":1,"message":"not now"}`)

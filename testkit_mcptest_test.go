@@ -16,6 +16,7 @@ type (
 	event      = mcptest.Event
 	fakeAsk    = mcptest.FakeAsk
 	fakeWish   = mcptest.FakeWish
+	modulePeer = mcptest.Peer
 	presenter  = mcptest.Presenter
 	testClient = mcptest.Client
 )
@@ -63,6 +64,9 @@ var (
 	rpcAs           = mcptest.RPC
 	setHeader       = mcptest.SetHeader
 	setHeaders      = mcptest.SetHeaders
+	shownFailure    = mcptest.ShownFailure
+	shownObject     = mcptest.ShownObject
+	shownText       = mcptest.ShownText
 	wantEvent       = mcptest.WantEvent
 	wantStatus      = mcptest.WantStatus
 	write           = mcptest.Write
@@ -83,6 +87,9 @@ func field[T ~[]byte | ~string](raw T, keys ...string) json.RawMessage {
 func stringField[T ~[]byte | ~string](raw T, keys ...string) string {
 	return mcptest.StringField(raw, keys...)
 }
+
+// canonical returns JSON with its keys sorted, its numbers unchanged and no white space.
+func canonical[T ~[]byte | ~string](raw T) string { return mcptest.Canonical(raw) }
 
 // writeTools writes a fake with these tools.
 func writeTools(t *testing.T, path string, tools ...string) {
