@@ -293,13 +293,14 @@ def convert_fields(fields, given):
 class TypeBuilder:
     """Builds the Types of one method's parameters.
 
-    defs collects the definitions of classes that contain themselves, and unknown the
-    names of types that usher does not know.
+    defs collects the definitions of classes that contain themselves. place is the
+    parameter, for problems.
     """
+
+    place = ""
 
     def __init__(self):
         self.defs = {}
-        self.unknown = []
         self.converters = {}  # by class
         self.open = []  # classes that are being written out
         self.recursive = set()  # classes that contain themselves
@@ -342,7 +343,8 @@ class TypeBuilder:
             if getattr(hint, name, None) is not None:
                 return self.build(getattr(hint, name))
         if hint not in (typing.Any, object) and not isinstance(hint, typing.TypeVar):
-            self.unknown.append(str(getattr(origin, "__name__", origin)))
+            unknown = f"usher does not know the type {getattr(origin, '__name__', origin)}"
+            problems.append(f"{self.place} may be anything, because {unknown}")
         return ANY
 
     def annotated(self, hint):
@@ -526,83 +528,79 @@ def trace_of(e):
 
 # ---- Docstrings
 
-SECTION = re.compile(r"((Keyword |Other )?(Arg(ument)?|Param(eter)?)s|Attributes)")
-ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:(?:\s+(.*))?")
-NUMPY_ENTRY = re.compile(r"((?:\*{0,2}\w+,\s*)*\*{0,2}\w+)(?:\s*:.*)?()")
-RULE = re.compile(r"([-=#*~])\1{2,}")
-DIRECTIVE = re.compile(r"\.\. [\w-]+::.*")
-FIELD = re.compile(r":(\w+)(?:\s+([^:]*))?:(?:\s+(.*))?")
-EPYTEXT = re.compile(r"@(?=(?:param|arg|keyword|ivar) +\w+:)")
-PARAMETERS = "param parameter arg argument key keyword ivar var cvar".split()
-RESULTS = ("return", "returns", "Returns", "Yields")
-# Fields that are left out.
-OTHERS = "type rtype vartype raise raises except exception meta platform synopsis".split()
+SECTION = re.compile(r"((Keyword |Other )?(Arg(ument)?|Param(eter)?)s|Attributes):\s*")
+ENTRY = re.compile(r"(\*{0,2}\w+(?:,\s*\*{0,2}\w+)*)\s*(?:\([^)]*\))?:(?:\s+(.*))?")
+# A parameter in reST and in Epytext.
+FIELD = re.compile(
+    r"(?::(?:param|parameter|arg|argument|key|keyword|ivar|var|cvar)\s+(?:[^:]*\s)?"
+    r"|@param\s+)(\*{0,2}\w+):\s*(.*)"
+)
+# A result, and fields that are left out.
+RESULT = re.compile(r":returns?:\s*(.*)")
+OTHER = re.compile(r":(?:(?:type|raises?|except|exception) .+|rtype|platform|synopsis):.*")
+NO_TEXT = re.compile(r"[-=#~]{3,}|\.\. [\w-]+::.*")  # rules, directives of reST
+NUMPY = re.compile(r"(?m)^(\w[\w ]*)\n-{3,}\n((?:(?!.*\n-{3}).*\n)*)")
+
+
+def to_google(match):
+    """Rewrites a section of a docstring from NumPy's form to Google's."""
+    title, body = match[1] + ":", match[2]
+    if SECTION.fullmatch(title):
+        body = re.sub(r"(?m)^([^\s:@][^:\n]*?) *(:.*)?$", r" \1:", body)
+    elif title in ("Returns:", "Yields:"):
+        text = re.findall(r"(?m)^[ \t]+(.*)", body) or [body]
+        return f"@returns {' '.join(text).strip()}\n\n"
+    return f"{title}\n{body}"
 
 
 def parse_doc(doc):
     """Splits a docstring into its text and the descriptions of parameters.
 
-    Parameters are described in Google's form ("Args:"), in NumPy's (with a rule below
-    "Parameters"), or in reST's (":param x:"). What NumPy and reST say of the result
-    becomes the last line of the text. Lines that begin with @ stay in the text: they
-    are usher's tags.
+    Parameters are described in Google's form ("Args:"), in NumPy's or in reST's
+    (":param x:"). Lines that begin with @ stay in the text: they are usher's tags.
     """
     text = []
-    docs = {}  # lists of lines
-    returns = []
-    return_types = []
-    into = None  # the list that an indented line continues
-    # The indentation of entries in a section: None outside of one, -1 before the first
-    # entry.
+    docs = {}
+    name = None  # the parameter that an indented line continues, "" for none of them
+    # The indentation of entries in a section of Google's form: None outside of one,
+    # -1 before the first entry.
     entries = None
-    numpy = ""  # the title of a section in NumPy's form
-    lines = inspect.cleandoc(doc or "").splitlines()
-    for line, below in zip(lines, [*lines[1:], ""]):
+    for line in NUMPY.sub(to_google, inspect.cleandoc(doc or "") + "\n").splitlines():
         body = line.strip()
         indent = len(line) - len(line.lstrip())
-        field = FIELD.fullmatch(EPYTEXT.sub(":", body, 1))
-        title = body.rstrip(":") if indent == 0 else ""
-        ruled = title and RULE.fullmatch(below.strip())
-        if RULE.fullmatch(body) or DIRECTIVE.fullmatch(body):
+        field = FIELD.fullmatch(body)
+        result = RESULT.fullmatch(body)
+        if NO_TEXT.fullmatch(body):
             continue
-        if field and field[1] in (*PARAMETERS, *RESULTS, *OTHERS):
-            into = [field[3] or ""]
+        if field or OTHER.fullmatch(body):
+            name = field[1] if field else ""
+            docs[name] = field[2] if field else ""
             entries = None
-            if field[1] in RESULTS:
-                returns = into
-            elif field[1] in PARAMETERS and field[2]:
-                docs[field[2].split()[-1].lstrip("*")] = into
-        elif ruled or title != body and SECTION.fullmatch(title):
-            into = None
-            numpy = title if ruled else ""
+        elif result:
+            name = entries = None
+            if result[1]:
+                text.append("@returns " + result[1])
+        elif indent == 0 and SECTION.fullmatch(body):
+            name = None
             entries = -1
-            if not SECTION.fullmatch(title) and title not in RESULTS:
-                entries = None
-                text.append(title if title.endswith(".") else title + ":")
-        elif entries is not None and body and (indent or numpy) and body[0] != "@":
+        elif entries is not None and indent > 0:
+            entry = None
+            if entries < 0 or indent <= entries:
+                entry = ENTRY.fullmatch(body)
             if entries < 0:
                 entries = indent
-            entry = None
-            if indent <= entries:
-                entry = (NUMPY_ENTRY if numpy else ENTRY).fullmatch(body)
-            if numpy in RESULTS:
-                (returns if indent else return_types).append(body)
-            elif entry:
-                into = [entry[2] or ""]
-                docs.update(dict.fromkeys(re.findall(r"\w+", entry[1]), into))
-            elif into is not None:
-                into.append(body)
-        elif body and into is not None and indent:
-            into.append(body)
+            if entry:
+                name = entry[1]
+                docs[name] = entry[2] or ""
+            elif name:
+                docs[name] += " " + body
+        elif body and name is not None and indent > 0:
+            docs[name] += " " + body
         elif body or entries is None:
-            into = None
-            entries = None
+            name = entries = None
             text.append(line)
-    result = " ".join(returns or return_types).strip()
-    if result:
-        text += ["", "Returns: " + result]
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(text)).strip()
-    return text, {name: " ".join(lines).strip() for name, lines in docs.items()}
+    return text, {n: docs[key].strip() for key in docs for n in re.findall(r"\w+", key)}
 
 
 def class_doc(cls):
@@ -632,7 +630,7 @@ def signature_of(function):
 class Method:
     """A function and its tool definition."""
 
-    def __init__(self, name, function, decorator):
+    def __init__(self, name, function):
         self.name = name
         self.function = function
         self.signature = signature_of(function)
@@ -644,9 +642,6 @@ class Method:
         self.rest = None  # the name of **kwargs, whose Type is rest_type
 
         plain = inspect.unwrap(function)
-        if decorator and plain.__name__ != name:
-            problem = f"{decorator} hides its parameters: use functools.wraps in it"
-            problems.append(f"{name}: {problem}")
         # Tags of usher count in a comment above the function too.
         tags = re.findall(r"(?m)^# *(@.*\n)", inspect.getcomments(plain) or "")
         doc = inspect.cleandoc(function.__doc__ or "")
@@ -666,6 +661,7 @@ class Method:
             if p.kind is p.VAR_POSITIONAL:
                 hint = typing.List[hint]
                 default = None
+            builder.place = f"{name}: {p.name}"
             type_ = builder.build(hint)
             if p.kind is p.VAR_KEYWORD:
                 self.rest = p.name
@@ -673,9 +669,6 @@ class Method:
             elif p.name != WEBHOOK:
                 field = Field(p.name, type_, default, docs.get(p.name))
                 self.fields.append(field)
-            while builder.unknown:
-                problem = f"{p.name} may be anything, because usher does not know the type"
-                problems.append(f"{name}: {problem} {builder.unknown.pop()}")
 
         schema = object_schema(self.fields)
         if self.rest:
@@ -1181,8 +1174,6 @@ def load(path, text):
     sys.path[0] = folder  # a module imports its own neighbors, not those of this file
     sys.argv = [path]
     tree = ast.parse(text, path)
-    if b"mcp" in text:
-        check_server(tree, base)
     # A file calendar.usher.py may still import calendar from the standard library.
     own_name = name + "_usher"
     spec = importlib.util.spec_from_file_location(own_name, path)
@@ -1196,45 +1187,25 @@ def load(path, text):
         function = getattr(module, function_name, None)
         if function_name.startswith("_") or function_name not in public or function is None:
             continue
+        reason = f"its value is a {type(function).__name__} from {decorator or 'elsewhere'}"
         try:
-            reason = foreign(function, decorator, path)
-            if not reason:
-                methods.append(Method(function_name, function, decorator))
+            if is_method(function, decorator, path):
+                methods.append(Method(function_name, function))
+                continue
         except Exception as e:  # such as an annotation that can't be read
             reason = message_of(e)
-        if reason:
-            problems.append(f"{function_name} is not offered: {reason}")
+        problems.append(f"{function_name} is not offered: {reason}")
     return name, module, methods
 
 
-def foreign(function, decorator, path):
-    """Returns why the value of a function's name can't be a method, None if it can.
+def is_method(function, decorator, path):
+    """Reports whether the value of a function's name is a function of the file at path.
 
     A decorator may return a function of another file.
     """
     plain = inspect.unwrap(function)
     own = getattr(getattr(plain, "__code__", None), "co_filename", "") == path
-    kind = type(function).__name__
-    if callable(function) and (own or decorator and inspect.isfunction(plain)):
-        return None
-    if decorator:
-        return f"{decorator} made it a {kind}"
-    return f"its value is a {kind} from elsewhere"
-
-
-class Unfit(Exception):
-    """The reason why a file can't be a module."""
-
-
-def check_server(tree, base):
-    """Raises Unfit if a file makes an MCP server of its own."""
-    code = ast.unparse(tree)
-    if re.search(r"(?m)^ *(from|import) (fastmcp|mcp\.server)\b", code) and re.search(
-        r"\b(FastMCP|MCPServer|Server)[.(]", code
-    ):
-        name = base.replace(".usher", "")
-        entry = '{"command": "python3", "args": ["%s"]}' % name
-        raise Unfit(f"it is an MCP server: rename it {name} and host it by a .mcp.json: {entry}")
+    return callable(function) and (own or decorator and inspect.isfunction(plain))
 
 
 def explain(e, path):
@@ -1253,7 +1224,7 @@ def explain(e, path):
         own = os.path.abspath(file).startswith(folder) and "site-packages" not in file
         if own and os.path.exists(file):
             where = f"{os.path.relpath(file, folder)}:{line}"
-    text = str(e) if isinstance(e, Unfit) else f"{type(e).__name__}: {reason}"
+    text = f"{type(e).__name__}: {reason}"
     if isinstance(e, ImportError):  # its packages may belong to another Python
         where = f"run by {sys.executable}: {where}"
     if isinstance(e, ModuleNotFoundError):
@@ -1263,18 +1234,34 @@ def explain(e, path):
     return f"{where}: {' '.join(text.split())}"
 
 
+def fail(text):
+    """Ends the process, even if the module has started threads."""
+    log(text)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+# A file that makes an MCP server of its own.
+SERVER = re.compile(
+    rb"(?ms)^\s*(from|import) (fastmcp|mcp\.server)\b.*\b(FastMCP|MCPServer|Server)[.(]"
+)
+
+
 def main():
     path = os.path.abspath(sys.argv[1])
     lines, out = take_stdio()
     text = pathlib.Path(path).read_bytes()
+    if SERVER.search(text):
+        base = os.path.basename(path)
+        name = base.replace(".usher", "")
+        entry = '{"command": "python3", "args": ["%s"]}' % name
+        fail(f"{base}: it is an MCP server: rename it {name} and host it by a .mcp.json: {entry}")
     # The top level of a module may use the loop. On Python 3.9, a Lock binds to it.
     loop = new_loop() if b"asyncio" in text else None
     try:
         name, module, methods = load(path, text)
     except BaseException as e:  # including sys.exit at the top level
-        log(explain(e, path))
-        sys.stderr.flush()
-        os._exit(1)  # even if the module has started threads
+        fail(explain(e, path))
     Server(name, module.__doc__, methods, loop, out).run(lines)
 
 
