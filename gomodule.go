@@ -39,6 +39,7 @@ type goSource struct {
 	text      []byte            // the file's content
 	about     string            // the package comment
 	functions []string          // the exported ones, in order, as literals of usher_method
+	constants []string          // the names of those that have a type
 	problems  []string          // such as "x.usher.go:12: HandleX: why it can't be hosted"
 	comments  map[string]string // of a type, by "main.Address", and of its second field, "main.Address.1"
 
@@ -86,7 +87,7 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 				s.declareFunction(decl)
 			}
 		case *ast.GenDecl:
-			s.declareTypes(decl)
+			s.declareSpecs(decl)
 		}
 	}
 	return s, nil
@@ -97,9 +98,12 @@ func (s *goSource) place(at ast.Node) string {
 	return fmt.Sprintf("%s:%d", s.base, s.positions.Position(at.Pos()).Line)
 }
 
-// declareTypes collects the comments of a declaration of types.
-func (s *goSource) declareTypes(decl *ast.GenDecl) {
+// declareSpecs collects the comments of a declaration's types, and its constants.
+func (s *goSource) declareSpecs(decl *ast.GenDecl) {
 	for _, spec := range decl.Specs {
+		if constant, ok := spec.(*ast.ValueSpec); ok && decl.Tok == token.CONST {
+			s.declareConstants(constant)
+		}
 		if spec, ok := spec.(*ast.TypeSpec); ok {
 			// The comment of an ungrouped type belongs to the declaration; a comment
 			// above a group belongs to no type.
@@ -108,6 +112,22 @@ func (s *goSource) declareTypes(decl *ast.GenDecl) {
 				doc = decl.Doc
 			}
 			s.describe("main."+spec.Name.Name, spec.Type, doc, spec.Comment)
+		}
+	}
+}
+
+// declareConstants collects the constants of a specification that have a type, also one by a
+// conversion: Size("small").
+func (s *goSource) declareConstants(spec *ast.ValueSpec) {
+	kind := spec.Type
+	if len(spec.Values) == 1 {
+		if call, ok := spec.Values[0].(*ast.CallExpr); ok {
+			kind = call.Fun
+		}
+	}
+	for _, name := range spec.Names {
+		if _, hasType := kind.(*ast.Ident); hasType && name.Name != "_" {
+			s.constants = append(s.constants, name.Name)
 		}
 	}
 }
@@ -178,8 +198,10 @@ var usher_problems = %#v
 
 var usher_comments = %#v
 
+var usher_constants = []interface{}{%s}
+
 var usher_functions = []*usher_method{%s}
-`, name, s.about, s.problems, s.comments, strings.Join(s.functions, ", "))
+`, name, s.about, s.problems, s.comments, strings.Join(s.constants, ", "), strings.Join(s.functions, ", "))
 }
 
 // goMainName is the name of the generated main in the overlay for the go command.
@@ -295,7 +317,7 @@ func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary strin
 	inCopy := regexp.MustCompile(`[^\s:]*` + regexp.QuoteMeta(filepath.Join(filepath.Base(temp), s.base)))
 	output = inCopy.ReplaceAllLiteralString(output, s.base)
 	// All messages of the go command are about the module or its imports.
-	if lines := goErrorLines(output); len(lines) > 0 {
+	if lines := goErrorLines(output, s.base); len(lines) > 0 {
 		return loaded, cantBuildf(s.base, "%s", strings.Join(lines, "\n"))
 	}
 	return loaded, cantBuildf(s.base, "%s: a Go module needs the go command "+
@@ -330,17 +352,27 @@ func runGo(ctx context.Context, g *groups, dir string, args []string) (string, e
 	return g.output(ctx, cmd)
 }
 
-// goErrorLines returns the messages of the go command, one per line.
-func goErrorLines(text string) (lines []string) {
-	// Indented lines contain the types of a call that does not fit, or the command that would help.
-	text = strings.NewReplacer("\r", "", "\n\t", " ").Replace(text)
+// goRemedies adds to messages of the go command what to do. An indented line contains the types of a
+// call that does not fit, or the command that would help.
+var goRemedies = strings.NewReplacer(
+	"\r", "",
+	"\n\t", " ",
+	"; see 'go help modules'", ": run go mod init NAME, then go get PACKAGE",
+	"GOMODCACHE () must not be replaced.", "GOMODCACHE () can't be built: set HOME, or GOPATH and GOCACHE",
+)
+
+// goErrorLines returns the messages of the go command about the module in the file base, one per
+// line.
+func goErrorLines(text, base string) (lines []string) {
+	text = goRemedies.Replace(text)
 	for message := range strings.SplitSeq(text, "\n") {
 		progress := strings.HasPrefix(message, "# ") || strings.HasPrefix(message, "go: downloading ")
 		if message == "" || progress {
 			continue
 		}
 		message = strings.TrimPrefix(message, "."+string(filepath.Separator))
-		if _, name, found := strings.Cut(message, ": undefined: "); found && !strings.Contains(name, ".") {
+		own, name, found := strings.Cut(message, ": undefined: ")
+		if found && !strings.Contains(name, ".") && strings.HasPrefix(own, base) {
 			message += " (a module sees no other file of its folder)"
 		}
 		lines = append(lines, message)

@@ -239,6 +239,10 @@ func TestGoModuleBuildErrors(t *testing.T) {
 		"import": {goMod, "import \"example.com/tree/none\"\n",
 			"a.usher.go:5:8: no required module provides package example.com/tree/none; " +
 				"to add it: go get example.com/tree/none"},
+		"no module": {"", "import \"example.com/none\"\n",
+			"a.usher.go:5:8: no required module provides package example.com/none: go.mod file not " +
+				"found in current directory or any parent directory: run go mod init NAME, then go get PACKAGE"},
+		"imported": {goMod, "import _ \"example.com/tree/bad\"\n", "bad/bad.go:3:9: undefined: x\n"},
 		"toolchain": {"module example.com/tree\n\ngo 1.999\n", "",
 			"go: go.mod requires go >= 1.999 (running "},
 		"helper": {goMod, "func F() { help() }\n",
@@ -248,18 +252,21 @@ func TestGoModuleBuildErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir := goTestTree(t, map[string]string{
-				"go.mod":     row.mod,
+			files := map[string]string{
 				"a.usher.go": goHead + row.src,
 				"bad/bad.go": "package bad\n\nvar _ = x\n",
-			})
+			}
+			if row.mod != "" {
+				files["go.mod"] = row.mod
+			}
+			dir := goTestTree(t, files)
 			cache := dir + "/cache"
 			_, err := buildGoFile(context.Background(), cache, dir+"/a.usher.go")
 			wrong, ok := errors.AsType[*fault](err)
 			if !ok {
 				t.Fatalf("error is %v", err)
 			}
-			lines := details(wrong)
+			lines := details(wrong) + "\n"
 			checkContains(t, "lines", lines, row.want)
 			checkOmits(t, "lines", lines, "usher__")
 			first, _, more := strings.Cut(err.Error(), "\n")
@@ -288,6 +295,17 @@ func TestGoModuleWithoutGo(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	_, err := buildGoFile(t.Context(), dir+"/cache", dir+"/a.usher.go")
 	checkContains(t, "no Go", explain(err), "install Go from")
+}
+
+// Without a home, the error says what to set.
+func TestGoModuleWithoutHome(t *testing.T) {
+	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
+	for _, name := range []string{"HOME", "GOPATH", "GOMODCACHE"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("GOENV", "off")
+	_, err := buildGoFile(t.Context(), dir+"/cache", dir+"/a.usher.go")
+	checkContains(t, "the error", explain(err), "set HOME, or GOPATH and GOCACHE")
 }
 
 // The go command, which runs what a workspace says (cgo, a toolchain of its own), gets no
