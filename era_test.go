@@ -241,7 +241,7 @@ func FuzzCheckStateless(f *testing.F) {
 		if !isStateless(h, list) {
 			return
 		}
-		from, err := admission{principal: everyone}.alone(t.Context(), h, msg.Method, list)
+		from, err := admission{principal: everyone}.sessionless(t.Context(), h, msg.Method, list)
 		if err == nil {
 			said := msg.Params.get("_meta")
 			object := members(field(said, metaClientCaps)) != nil

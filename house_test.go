@@ -29,7 +29,7 @@ var layers = []struct {
 	files []string
 }{
 	{"ground", []string{
-		"jsonrpc.go", "http.go", "limit.go", "outbox.go", "proc_unix.go", "files.go", "era.go",
+		"jsonrpc.go", "http.go", "limit.go", "memory.go", "outbox.go", "proc_unix.go", "files.go", "era.go",
 	}},
 	{"core", []string{"claims.go", "session.go", "scope.go"}},
 	{"modules", []string{
@@ -65,6 +65,7 @@ var forbiddenNames = map[string][]string{
 	"jsonrpc.go":   concepts,
 	"http.go":      concepts,
 	"limit.go":     concepts,
+	"memory.go":    concepts,
 	"outbox.go":    concepts,
 	"proc_unix.go": concepts,
 	"files.go":     concepts,

@@ -1,7 +1,6 @@
 // HTTP: what both endpoints share. It decides who may talk to the daemon at all (Host,
-// Origin, proxies), reads and writes bodies within limits, and adapts handlers that return
-// errors. It limits connections and the bytes held for each principal. Nothing here depends
-// on MCP methods or webhooks.
+// Origin, proxies), and how: errors with a status, a limit for connections. Nothing here depends on
+// MCP methods or webhooks.
 
 package main
 
@@ -9,13 +8,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -27,23 +23,15 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
-)
-
-const (
-	bodyTimeout        = 30 * time.Second // for a request's headers and body to arrive
-	unknownBodyTimeout = 10 * time.Second // for a whole body of an unauthenticated sender to arrive
-	writeTimeout       = 30 * time.Second // for the client to accept the next maxWrite of an answer
 )
 
 // fault is an error with a text for clients, a detail for the owner, and an HTTP status.
 type fault struct {
 	Status int
-	Msg    string          // for clients
-	Err    error           // for the owner, instead of Msg; nil if Msg says everything
-	RPC    *rpcError       // the JSON-RPC error to answer with; nil: Msg with codeRefused
-	ID     json.RawMessage // of the failed JSON-RPC request, if known
+	Msg    string    // for clients
+	Err    error     // for the owner, instead of Msg; nil if Msg says everything
+	RPC    *rpcError // the JSON-RPC error to answer with; nil: Msg with codeRefused
 	Header http.Header
 }
 
@@ -86,33 +74,6 @@ func (e *fault) because(cause error) *fault {
 
 // errInternal is sent in place of an error whose text is only for the log.
 var errInternal = httpErrorf(http.StatusInternalServerError, "internal error: see usher's log")
-
-// handle calls serve, which answers a request or returns an error. It logs the error and
-// writes it in the endpoint's format. An error without a status is shown as an internal error.
-func handle(
-	w http.ResponseWriter, r *http.Request, log *slog.Logger,
-	write func(http.ResponseWriter, *fault), serve func() error,
-) {
-	err := func() (err error) {
-		defer catch(log, &err)
-		return serve()
-	}()
-	if err == nil {
-		return
-	}
-	id := w.Header().Get(requestIDHeader)
-	log = log.With("path", clipText(r.URL.Path, maxLogged), "request", id, senderAttrs(r))
-	e, known := errors.AsType[*fault](err)
-	switch {
-	case !known:
-		log.Error("internal error", "err", err)
-		e = errInternal
-	case e != errInternal:
-		log.Info("refused", "status", e.Status, "why", clipText(explain(e), maxLogged))
-	}
-	maps.Copy(w.Header(), e.Header)
-	write(w, e)
-}
 
 // senderAttrs returns log attributes that say where a request came from: the address of the
 // connection and, as sent and unverified, what X-Forwarded-For says.
@@ -315,168 +276,6 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 		victim = secure.NetConn() // the Close of a TLS connection may wait for the client
 	}
 	victim.Close()
-}
-
-// memory limits the bytes that are held for principals. A request counts from the first
-// byte of its body until the last byte of its answer has been written, together with what its
-// client answers to modules meanwhile. Messages to clients count until they have been written.
-// Only these bytes count: what usher makes of them, such as decoded objects, can be twenty times
-// as large. Safe for concurrent use.
-type memory struct {
-	maxBody   int64        // bytes of one body
-	strangers any          // the principal of all unauthenticated senders
-	unknown   counter[any] // bytes held for strangers
-	known     counter[any] // bytes held for the other principals
-
-	mu       sync.Mutex
-	arriving []*reservation // for bodies of strangers, the oldest first
-}
-
-// newMemory returns a memory for requests whose bodies have at most maxBody bytes.
-func newMemory(maxBody int64, strangers any) *memory {
-	m := &memory{maxBody: maxBody, strangers: strangers}
-	m.unknown.perKey = max(maxHeldUnknown, maxBody)
-	m.known.perKey = max(maxHeldOf, 2*maxBody)
-	m.known.total = max(maxHeld-m.unknown.perKey, m.known.perKey)
-	return m
-}
-
-// open returns an empty reservation for a principal. Principals are compared with ==. The
-// caller must end the reservation.
-func (m *memory) open(principal any) *reservation {
-	r := &reservation{memory: m, principal: principal, counter: &m.known}
-	if principal == m.strangers {
-		r.counter = &m.unknown
-	}
-	return r
-}
-
-// dropOldest drops the oldest arriving body, and reports whether there was one.
-func (m *memory) dropOldest() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.arriving) == 0 {
-		return false
-	}
-	oldest := m.arriving[0]
-	m.arriving = m.arriving[1:]
-	oldest.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
-	oldest.end()
-	return true
-}
-
-// errNoRoom refuses a request that finds no room, or is dropped to make room for others.
-// errNoRoomToAnswer is sent instead of an answer that finds no room.
-var (
-	errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
-		"too many requests and unread answers: try again").retryAfter(5)
-	errNoRoomToAnswer error = httpErrorf(http.StatusInternalServerError,
-		"too many unread answers: read some")
-)
-
-// reservation counts the bytes of a memory that one request or connection uses. Safe for
-// concurrent use.
-type reservation struct {
-	memory    *memory
-	principal any
-	counter   *counter[any]            // of bytes held for principals like this one
-	size      atomic.Int64             // bytes
-	control   *http.ResponseController // of a request whose body arrives; some tests support no deadlines
-}
-
-// isUnknown reports whether the reservation is that of an unauthenticated sender.
-func (r *reservation) isUnknown() bool { return r.counter == &r.memory.unknown }
-
-// grow counts n more bytes, or returns errNoRoom. If unauthenticated senders have no room,
-// their oldest bodies that are still arriving make room.
-func (r *reservation) grow(n int64) error {
-	for !r.counter.reserve(r.principal, n) {
-		if !r.isUnknown() || !r.memory.dropOldest() {
-			return errNoRoom
-		}
-	}
-	r.size.Add(n)
-	return nil
-}
-
-// shrink gives back n bytes.
-func (r *reservation) shrink(n int64) {
-	r.size.Add(-n)
-	r.counter.release(r.principal, n)
-}
-
-// end gives back all bytes. It may be called again.
-func (r *reservation) end() { r.counter.release(r.principal, r.size.Swap(0)) }
-
-// receive reads the body of a request. If the announced length of the body is over the limit,
-// receive reads nothing. The body of an unauthenticated sender may be dropped to make room. Errors
-// are *fault. Reading a body to its end also lets net/http notice that the client disconnects.
-func (r *reservation) receive(w http.ResponseWriter, req *http.Request) (body []byte, err error) {
-	limit := r.memory.maxBody
-	r.control = http.NewResponseController(w)
-	if req.ContentLength > limit {
-		err = &http.MaxBytesError{Limit: limit}
-	} else {
-		body, err = r.readAll(http.MaxBytesReader(w, req.Body, limit))
-	}
-	if err == nil {
-		req.Body = http.NoBody // nothing is left to skip
-		// net/http lifts the deadline at the end of a body, but there may be none.
-		r.control.SetReadDeadline(time.Time{})
-		markAdmitted(req)
-		return body, nil
-	}
-	w.Header().Set("Connection", "close") // the rest of the body is not read
-	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
-	switch {
-	case err == errNoRoom:
-	case tooLarge:
-		err = httpErrorf(http.StatusRequestEntityTooLarge,
-			"the body is larger than %s (-max-body)", formatSize(limit))
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		err = httpErrorf(http.StatusRequestTimeout, "the body did not arrive in time")
-	default:
-		err = httpErrorf(http.StatusBadRequest, "can't read the body").because(err)
-	}
-	return nil, err
-}
-
-// readAll reads a body until its end or its deadline, or until it is dropped. The deadline is
-// that of the server, and an earlier one for unauthenticated senders.
-func (r *reservation) readAll(body io.Reader) ([]byte, error) {
-	m := r.memory
-	if r.isUnknown() {
-		r.control.SetReadDeadline(time.Now().Add(unknownBodyTimeout))
-		m.mu.Lock()
-		m.arriving = append(m.arriving, r)
-		m.mu.Unlock()
-	}
-	all, err := io.ReadAll(io.TeeReader(body, r))
-	m.mu.Lock()
-	if r.isUnknown() && !slices.Contains(m.arriving, r) {
-		err = errNoRoom // it was dropped
-	}
-	m.arriving = remove(m.arriving, r)
-	m.mu.Unlock()
-	return all, err
-}
-
-// Write counts bytes of the body that have arrived.
-func (r *reservation) Write(part []byte) (int, error) { return len(part), r.grow(int64(len(part))) }
-
-// writeBody writes parts in chunks, each with a deadline. Without deadlines, a write to a
-// client that vanished would never end once the buffers are full.
-func writeBody(w http.ResponseWriter, parts ...[]byte) error {
-	control := http.NewResponseController(w)
-	for _, part := range parts {
-		for chunk := range slices.Chunk(part, maxWrite) {
-			_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // some tests don't support it
-			if _, err := w.Write(chunk); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // hashOf returns a hash of the parts, in 32 hexadecimal digits. It quotes the parts, so

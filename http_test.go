@@ -112,13 +112,12 @@ func TestHostsAreChecked(t *testing.T) {
 // bodyServer answers with how much it read, for the principal in a header.
 func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
 	m := newMemory(limit, "unknown")
-	write := func(w http.ResponseWriter, e *fault) { http.Error(w, e.Msg, e.Status) }
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		handle(w, r, quiet, write, func() error {
-			known := r.Header.Get("Known")
-			held := m.open(cmp.Or(known, "unknown"))
-			defer held.end()
-			body, err := held.receive(w, r)
+		x := m.serve(w, r)
+		defer x.end()
+		x.refuse = func(e *fault) { http.Error(w, e.Msg, e.Status) }
+		x.handle(quiet, func() error {
+			body, err := x.receive(cmp.Or(r.Header.Get("Known"), "unknown"))
 			if err == nil {
 				fmt.Fprint(w, len(body))
 			}
@@ -173,15 +172,15 @@ func TestBodiesMakeRoom(t *testing.T) {
 		})
 	}
 	rest := maxHeldUnknown - m.unknown.count("unknown")
-	check(t, "no room is left", m.open("unknown").grow(rest), nil)
+	check(t, "no room is left", m.reserve("unknown").grow(rest), nil)
 	check(t, "a new body", sendBody(t, s, "", size-1, size-1).status(t), 200)
 	check(t, "the oldest", bodies[0].status(t), 503)
 	m.unknown.release("unknown", rest)
 	for n := range maxHeld/maxHeldOf - 1 {
-		check(t, "a principal has its share", m.open(fmt.Sprint(n)).grow(maxHeldOf), nil)
-		check(t, "a principal has more", m.open(fmt.Sprint(n)).grow(1), errNoRoom)
+		check(t, "a principal has its share", m.reserve(fmt.Sprint(n)).grow(maxHeldOf), nil)
+		check(t, "a principal has more", m.reserve(fmt.Sprint(n)).grow(1), errNoRoom)
 	}
-	last := m.open("last")
+	last := m.reserve("last")
 	check(t, "the last principal takes the part of unauthenticated senders",
 		last.grow(maxHeldOf), errNoRoom)
 	check(t, "it has the rest", last.grow(maxHeldOf-maxHeldUnknown), nil)

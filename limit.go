@@ -17,15 +17,18 @@ import (
 // principals are affected only if several together spend what they share: connections, maxHeld,
 // and the calls and processes of a module. Time limits are declared where they are used.
 const (
-	// http.go: bodies and headers of requests.
-	maxConns       = 1000      // connections without an admitted request; fewer if descriptors are few
-	maxHeader      = 16 << 10  // bytes of one request's headers
+	// http.go, serve.go: connections and headers of requests.
+	maxConns  = 1000     // connections without an admitted request; fewer if descriptors are few
+	maxHeader = 16 << 10 // bytes of one request's headers
+	maxLogged = 200      // bytes of one value in the log that a client chose
+
+	// memory.go: what usher holds in memory for requests.
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
 	maxHeldOf      = 64 << 20  // bytes held per principal (all senders are one); at least two bodies
 	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
 	maxHeld        = 512 << 20 // bytes held for all principals; at least what one may hold
 	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
-	maxLogged      = 200       // bytes of one value in the log that a client chose
+	maxError       = 4 << 10   // bytes of one error's text, which counts for nobody
 
 	// jsonrpc.go: messages.
 	maxID = 16 << 10 // bytes of one id or progress token, which messages to the client repeat

@@ -63,6 +63,7 @@ var limitTests = map[string]string{
 	"defaultMaxBody":    "TestRequestsAreChecked",
 	"maxHeldUnknown":    "TestBodiesMakeRoom",
 	"maxHeld":           "TestBodiesMakeRoom",
+	"maxError":          "TestWebhookAnswers",
 	"maxWrite":          "TestSlowReadersHaveTime",
 	"maxOutbox":         "TestSlowClientIsDropped",
 	"maxEnded":          "TestEndedClaimsAreKnown",

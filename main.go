@@ -20,8 +20,9 @@
 // own layer and earlier ones:
 //
 //	ground    jsonrpc.go      messages, raw JSON by member, line framing
-//	          http.go         Host and Origin, bodies, errors with a status
+//	          http.go         Host and Origin, connections, errors with a status
 //	          limit.go        the table of limits, the counter
+//	          memory.go       the bytes of a request: its body, its answer, what it leads to
 //	          outbox.go       everything sent to a client: plain JSON or an event stream
 //	          proc_unix.go    processes and their groups, locks of files
 //	          files.go        atomic writes and the write token

@@ -40,7 +40,6 @@ type serverConfig struct {
 // Server answers MCP messages. Safe for concurrent use.
 type Server struct {
 	serverConfig
-	mux       *http.ServeMux      // the MCP endpoint
 	suspended suspendedCalls      // calls that wait for their clients to return
 	requests  counter[*Principal] // being answered
 	streams   counter[*Principal] // open notification streams
@@ -48,7 +47,7 @@ type Server struct {
 
 // newServer returns a server without sessions.
 func newServer(c serverConfig) *Server {
-	s := &Server{
+	return &Server{
 		serverConfig: c,
 		suspended: suspendedCalls{
 			asking: counter[*Principal]{perKey: maxSuspended},
@@ -57,8 +56,6 @@ func newServer(c serverConfig) *Server {
 		requests: counter[*Principal]{perKey: maxInFlight},
 		streams:  counter[*Principal]{perKey: maxStreamsOf},
 	}
-	s.mux = s.routes()
-	return s
 }
 
 // mcpMethod is what usher knows about a method.
@@ -102,8 +99,9 @@ var mcpMethods = map[string]mcpMethod{
 type request struct {
 	admission
 	server  *Server
-	out     *outbox     // to the client
-	header  http.Header // of a stateless POST, else nil; must agree with params
+	held    *reservation // of the message and of what it leads to, until the answer is written
+	out     *outbox      // to the client
+	header  http.Header  // of a stateless POST, else nil; must agree with params
 	id      json.RawMessage
 	name    string    // of the method
 	method  mcpMethod // zero if unknown
@@ -114,12 +112,15 @@ type request struct {
 	arrived time.Time
 }
 
-// newRequest returns the request that msg makes in from.session. Messages of the request and
-// its answer go to out.
-func (s *Server) newRequest(from admission, out *outbox, msg *Message, params object) *request {
+// newRequest returns the request that msg makes in from.session. What usher holds for it counts for
+// held. Messages of the request and its answer go to out.
+func (s *Server) newRequest(
+	from admission, held *reservation, out *outbox, msg *Message, params object,
+) *request {
 	r := &request{
 		admission: from,
 		server:    s,
+		held:      held,
 		out:       out,
 		id:        msg.ID,
 		name:      msg.Method,
@@ -187,7 +188,7 @@ func (r *request) counter() *counter[*Principal] {
 func (r *request) answer() (result object, err error) {
 	defer catch(r.server.log, &err)
 	// Proxies and clients take a silent connection for a dead one.
-	defer time.AfterFunc(keepAlive, func() { r.out.send(nil) }).Stop()
+	defer time.AfterFunc(keepAlive, func() { r.out.open() }).Stop()
 	if r.method.eras&r.session.era == 0 {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
 	}
@@ -211,16 +212,18 @@ func (r *request) progressToken() json.RawMessage {
 	return r.params.object("_meta").get("progressToken")
 }
 
-// encodeAnswer returns the answer to the request, or nil if it was cancelled: then nobody waits
-// for an answer (MCP, basic/utilities/cancellation).
-func (r *request) encodeAnswer(result object, err error) []byte {
+// encodeAnswers returns the answer to the request, and a short one for the case that the first
+// finds no room. Both are nil if the request was cancelled: then nobody waits for an answer (MCP,
+// basic/utilities/cancellation).
+func (r *request) encodeAnswers(result object, err error) (answer, short []byte) {
+	short = encodeError(r.id, errNoRoomToAnswer)
 	switch {
 	case err == nil:
-		return encodeResult(r.id, result)
+		return encodeResult(r.id, result), short
 	case errors.Is(err, errCancelled) || errors.Is(err, context.Canceled):
-		return nil
+		return nil, nil
 	default:
-		return encodeError(r.id, err)
+		return encodeError(r.id, err), short
 	}
 }
 
@@ -500,7 +503,7 @@ func (r *request) listen() (object, error) {
 	}
 	acknowledged := object{{"notifications", honoured.encode()}}
 	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
-	r.server.follow(r.ctx, r.admission, r.out, r.session.hears.Done())
+	r.server.follow(r.ctx, r.admission, r.out, r.session.reachable.Done())
 	return withMeta(nil, metaSubscription, r.id), context.Cause(r.ctx)
 }
 
@@ -530,14 +533,14 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	r.session.asked.Store(string(id), answer)
 	defer r.session.asked.Delete(string(id))
 	if !r.send(encodeRequest(id, method, params)) {
-		return nil, errUnheard
+		return nil, errNoStream
 	}
 	var err error
 	select {
 	case msg := <-answer:
-		return r.hold(msg)
-	case <-r.session.hears.Done():
-		return nil, errUnheard
+		return r.countAnswer(msg)
+	case <-r.session.reachable.Done():
+		return nil, errNoStream
 	case <-r.principal.ctx.Done():
 		err = errNoScope
 	case <-ctx.Done():
@@ -547,14 +550,14 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	return nil, err
 }
 
-// hold returns what a client answered to a module. It counts the answer until the request ends,
+// countAnswer returns what a client answered to a module. The answer counts until the request ends,
 // because the call may keep it until then.
-func (r *request) hold(answer *Message) (object, error) {
+func (r *request) countAnswer(answer *Message) (object, error) {
 	size := answer.Result.size()
 	if answer.Err != nil {
 		size = len(answer.Err.Message) + len(answer.Err.Data)
 	}
-	held := r.server.memory.open(r.principal)
+	held := r.server.memory.reserve(r.principal)
 	err := held.grow(int64(size))
 	context.AfterFunc(r.ctx, held.end)
 	switch {
@@ -585,9 +588,8 @@ type suspendedCalls struct {
 // suspendedCall is one call of a client without a session, over all its requests.
 type suspendedCall struct {
 	all     *suspendedCalls
-	request request       // a copy of the client's first request; its caller asks through the call
-	held    *reservation  // of the first request
-	wake    chan struct{} // 1-buffered: the module asked something
+	request request       // a copy of the first one; its held and the functions of its caller are the call's
+	asked   chan struct{} // 1-buffered: the module asked something
 	done    chan struct{} // closed when result and err are set
 	result  object
 	err     error
@@ -595,7 +597,7 @@ type suspendedCall struct {
 	// Guarded by all.mu.
 	current   *request        // the request in progress; nil while the call is suspended
 	token     json.RawMessage // its progress token; nil for none
-	asked     int             // number of questions so far; all.asking counts the call from the first on
+	asks      int             // number of questions so far; all.asking counts the call from the first on
 	lacked    clientCaps      // what the module asked for and the client lacks
 	state     string          // under which the call is suspended; "" if it never was
 	questions []*inputRequest
@@ -618,18 +620,18 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 		}
 		return c.next(r.ctx)
 	}
-	held := r.server.memory.open(r.principal)
-	if err := held.grow(int64(r.params.size())); err != nil {
-		return nil, err
-	}
 	c := &suspendedCall{
 		all:     k,
 		request: *r,
 		current: r,
 		token:   r.progressToken(),
-		held:    held,
-		wake:    make(chan struct{}, 1),
+		asked:   make(chan struct{}, 1),
 		done:    make(chan struct{}),
+	}
+	// The call may outlive the message, so it counts what it needs of the message itself.
+	c.request.held = r.server.memory.reserve(r.principal)
+	if err := c.request.held.grow(int64(r.params.size())); err != nil {
+		return nil, err
 	}
 	c.request.caller.Notify = c.notify
 	c.request.caller.Ask = c.ask
@@ -642,7 +644,7 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 // run makes the call.
 func (c *suspendedCall) run() {
 	defer close(c.done)
-	defer c.held.end()
+	defer c.request.held.end()
 	defer c.request.cancel(nil)
 	defer catch(c.request.server.log, &c.err)
 	c.result, c.err = c.request.forward()
@@ -653,7 +655,7 @@ func (c *suspendedCall) run() {
 		c.result = nil
 		c.err = c.lacked.errMissing(codeMissingCapability)
 	}
-	if c.asked > 0 {
+	if c.asks > 0 {
 		c.all.asking.release(c.request.principal, 1)
 	}
 	delete(c.all.calls, c.state)
@@ -694,7 +696,7 @@ func (c *suspendedCall) ask(
 	if err := c.add(q); err != nil {
 		return nil, err
 	}
-	wake(c.wake)
+	wake(c.asked)
 	select {
 	case answer := <-q.answer:
 		return answer, nil
@@ -715,12 +717,12 @@ func (c *suspendedCall) ask(
 func (c *suspendedCall) add(q *inputRequest) error {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	if c.asked == 0 && !c.all.asking.reserve(c.request.principal, 1) {
+	if c.asks == 0 && !c.all.asking.reserve(c.request.principal, 1) {
 		return rpcErrorf(codeInternal,
 			"too many calls await client input (limit %d): answer some", maxSuspended)
 	}
-	c.asked++
-	q.key = fmt.Sprint("ask-", c.asked)
+	c.asks++
+	q.key = fmt.Sprint("ask-", c.asks)
 	c.questions = append(c.questions, q)
 	return nil
 }
@@ -732,7 +734,7 @@ func (c *suspendedCall) next(ctx context.Context) (object, error) {
 		select {
 		case <-c.done:
 			return c.result, c.err
-		case <-c.wake:
+		case <-c.asked:
 			if result := c.suspend(); result != nil {
 				return result, nil
 			}
@@ -786,7 +788,7 @@ func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
 	if k.calls[state] != c { // it has ended, or another request has continued it
 		return nil, errStaleState
 	}
-	if err := c.held.grow(int64(responses.size())); err != nil {
+	if err := c.request.held.grow(int64(responses.size())); err != nil {
 		return nil, err
 	}
 	delete(k.calls, c.state)
@@ -800,7 +802,7 @@ func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
 		return answer != nil
 	})
 	if len(c.questions) > 0 {
-		wake(c.wake) // ask again for the missing answers
+		wake(c.asked) // ask again for the missing answers
 	}
 	return c, nil
 }

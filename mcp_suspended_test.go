@@ -357,7 +357,8 @@ func TestStateContinuesOneRequest(t *testing.T) {
 		{"arguments", json.RawMessage(`{"x":"` + strings.Repeat("x", 4<<20) + `"}`)},
 	}
 	k := &suspendedCalls{calls: make(map[string]*suspendedCall)}
-	c := &suspendedCall{all: k, state: "s", held: newMemory(defaultMaxBody, strangers).open(everyone)}
+	c := &suspendedCall{all: k, state: "s"}
+	c.request.held = newMemory(defaultMaxBody, strangers).reserve(everyone)
 	c.request.principal = everyone
 	c.request.params = params
 	k.calls["s"] = c
@@ -386,15 +387,16 @@ func TestAnswersToModulesCount(t *testing.T) {
 		r := &request{server: &Server{serverConfig: serverConfig{memory: m}}}
 		r.principal = everyone
 		r.ctx, r.cancel = context.WithCancelCause(t.Context())
-		_, err := r.hold(&Message{Result: object{{"x", big}}})
+		_, err := r.countAnswer(&Message{Result: object{{"x", big}}})
 		check(t, "the first answer", err, nil)
-		_, err = r.hold(&Message{Result: object{{"x", big}}})
+		_, err = r.countAnswer(&Message{Result: object{{"x", big}}})
 		check(t, "the second", err, errNoRoom)
-		_, err = r.hold(&Message{Err: &rpcError{Data: big}})
+		_, err = r.countAnswer(&Message{Err: &rpcError{Data: big}})
 		check(t, "an error instead", err, errNoRoom)
 
 		k := &suspendedCalls{calls: make(map[string]*suspendedCall)}
-		c := &suspendedCall{all: k, state: "s", held: m.open(everyone)}
+		c := &suspendedCall{all: k, state: "s"}
+		c.request.held = m.reserve(everyone)
 		c.request.principal = everyone
 		k.calls["s"] = c
 		r.params = object{

@@ -6,11 +6,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"net/http"
-	"strconv"
 	"sync"
 	"time"
 )
@@ -19,50 +17,99 @@ import (
 const keepAlive = 15 * time.Second
 
 // outbox contains the messages to one client, in order, each on one line. If the client accepts
-// a stream, the first message that is sent before the answer turns the answer into a stream. A nil
-// message is a comment: it begins a stream, keeps a silent stream open through proxies, and
-// detects a client that has gone. Safe for concurrent use.
+// a stream, the first message that is sent before the answer turns the answer into a stream. Safe
+// for concurrent use.
 type outbox struct {
-	ctx   context.Context    // ends with the connection to the client
-	held  *reservation       // of messages that are not yet written; may count other bytes too
-	write func([]byte) error // nil if the client accepts no stream
-	wake  chan struct{}      // 1-buffered: there is more to write, or nothing will follow; nil: no stream
-	done  chan struct{}      // closed when nothing more is written to the stream
+	ctx   context.Context      // ends with the connection to the client
+	held  *reservation         // of messages that are not yet written; may count other bytes too
+	write func(outEvent) error // nil if the client accepts no stream
+	more  chan struct{}        // 1-buffered: there is more to write, or nothing will follow; nil: no stream
+	done  chan struct{}        // closed when nothing more is written to the stream
 
 	mu    sync.Mutex
 	ended bool // the outbox accepts no more messages
-	queue [][]byte
+	queue []outEvent
 	bytes int64 // in queue
+}
+
+// outEvent is a message to a client, or a comment. A comment begins a stream, keeps a silent stream
+// open through proxies, and detects a client that has gone.
+type outEvent struct {
+	name string // "message", or another one of HTTP+SSE; "" for a comment
+	data []byte
+	held int64 // how many bytes of data count; 0 for errors and for usher's own notifications
 }
 
 // newOutbox returns an outbox that writes to a client until ctx ends, or that only accepts
 // an answer if write is nil. Its messages count for held.
-func newOutbox(ctx context.Context, held *reservation, write func([]byte) error) *outbox {
+func newOutbox(ctx context.Context, held *reservation, write func(outEvent) error) *outbox {
 	return &outbox{ctx: ctx, held: held, write: write}
 }
 
-// send queues a message and reports whether it may arrive. It never waits for the client:
-// a client that reads too slowly is disconnected. With nil, send only begins the stream.
+// send queues a message, which counts, and reports whether it may arrive. It never waits for the
+// client: a client that reads too slowly, or for whose message there is no room, is disconnected.
 func (o *outbox) send(msg []byte) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.startLocked() && (msg == nil || o.queueLocked(msg))
+	if !o.startLocked() {
+		return false
+	}
+	n := int64(len(msg))
+	if o.held.grow(n) != nil {
+		o.disconnectLocked()
+		return false
+	}
+	return o.queueLocked(outEvent{"message", msg, n})
+}
+
+// open makes the outbox a stream, which begins with a comment, and reports whether it is one.
+func (o *outbox) open() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.startLocked()
+}
+
+// sendOwn queues an event that counts for nobody: an error, or one of usher's own notifications.
+// It reports whether the event may arrive.
+func (o *outbox) sendOwn(name string, msg []byte) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.startLocked() && o.queueLocked(outEvent{name, msg, 0})
+}
+
+// answer queues the answer to a request, which counts, or, if there is no room for that, short.
+func (o *outbox) answer(msg, short []byte) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.startLocked() {
+		o.answerLocked(msg, short)
+	}
+}
+
+// answerLocked does the work of answer. The caller holds o.mu.
+func (o *outbox) answerLocked(msg, short []byte) {
+	n := int64(len(msg))
+	if o.held.grow(n) != nil {
+		msg = short
+		n = 0
+	}
+	o.queueLocked(outEvent{"message", msg, n})
 }
 
 // end makes the outbox accept no more messages. Queued messages are still written.
-func (o *outbox) end() { o.finish(nil) }
+func (o *outbox) end() { o.finish(nil, nil) }
 
-// finish ends the outbox with a last message, unless it is nil. It sends the message only
+// finish ends the outbox with an answer, as answer does, unless msg is nil. It sends the answer only
 // if the outbox is a stream, and reports whether it is one.
-func (o *outbox) finish(last []byte) bool {
+func (o *outbox) finish(msg, short []byte) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	isStream := o.wake != nil
-	if isStream && !o.ended && last != nil {
-		o.queueLocked(last)
+	isStream := o.more != nil
+	if isStream && !o.ended && msg != nil {
+		o.answerLocked(msg, short)
 	}
 	o.ended = true
-	wake(o.wake)
+	wake(o.more)
 	return isStream
 }
 
@@ -72,31 +119,30 @@ func (o *outbox) startLocked() bool {
 	if o.ended {
 		return false
 	}
-	if o.wake != nil {
+	if o.more != nil {
 		return true
 	}
 	if o.write == nil || o.ctx.Err() != nil {
 		return false
 	}
-	o.wake = make(chan struct{}, 1)
+	o.more = make(chan struct{}, 1)
 	o.done = make(chan struct{})
-	o.queueLocked(nil)
+	o.queueLocked(outEvent{})
 	go o.writeLoop()
 	return true
 }
 
-// queueLocked queues a message, wakes the writer, and reports whether the message may arrive. If
-// there is no room for it, queueLocked disconnects the client. The caller holds o.mu.
-func (o *outbox) queueLocked(msg []byte) bool {
-	n := int64(len(msg))
-	full := o.bytes > 0 && o.bytes+n > maxOutbox
-	if full || o.held.grow(n) != nil {
+// queueLocked queues an event, wakes the writer, and reports whether the event may arrive. If
+// too much is queued, queueLocked disconnects the client. The caller holds o.mu.
+func (o *outbox) queueLocked(e outEvent) bool {
+	isFull := o.bytes > 0 && o.bytes+int64(len(e.data)) > maxOutbox
+	o.queue = append(o.queue, e)
+	o.bytes += int64(len(e.data))
+	if isFull {
 		o.disconnectLocked()
 		return false
 	}
-	o.bytes += n
-	o.queue = append(o.queue, msg)
-	wake(o.wake)
+	wake(o.more)
 	return true
 }
 
@@ -109,89 +155,81 @@ func (o *outbox) writeLoop() {
 		o.disconnectLocked()
 	}()
 	for {
-		msg, ok := o.next()
+		e, ok := o.next()
 		if !ok {
 			return
 		}
-		err := o.write(msg)
-		o.held.shrink(int64(len(msg)))
+		err := o.write(e)
+		o.held.shrink(e.held)
 		if err != nil {
 			return
 		}
 	}
 }
 
-// next takes the next message off the queue. It waits for one, and returns a comment if there
+// next takes the next event off the queue. It waits for one, and returns a comment if there
 // is none within keepAlive. It returns false if nothing more must be written.
-func (o *outbox) next() (msg []byte, ok bool) {
+func (o *outbox) next() (e outEvent, ok bool) {
 	for {
 		o.mu.Lock()
 		ended := o.ended
 		if len(o.queue) > 0 {
-			msg, ok = o.queue[0], true
-			o.queue[0] = nil // so that the array does not keep the message in memory
+			e, ok = o.queue[0], true
+			o.queue[0] = outEvent{} // so that the array does not keep the message in memory
 			o.queue = o.queue[1:]
-			o.bytes -= int64(len(msg))
+			o.bytes -= int64(len(e.data))
 		}
 		o.mu.Unlock()
 		if ok || ended {
-			return msg, ok
+			return e, ok
 		}
 		select {
 		case <-o.ctx.Done():
-			return nil, false
-		case <-o.wake:
+			return e, false
+		case <-o.more:
 		case <-time.After(keepAlive):
-			return nil, true
+			return e, true
 		}
 	}
 }
 
-// disconnectLocked gives up the connection and drops the queued messages. The caller holds o.mu.
+// disconnectLocked gives up the connection and drops the queued events. The caller holds o.mu.
 func (o *outbox) disconnectLocked() {
-	o.held.shrink(o.bytes)
+	for _, e := range o.queue {
+		o.held.shrink(e.held)
+	}
 	o.ended = true
 	o.queue = nil
 	o.bytes = 0
-	wake(o.wake)
+	wake(o.more)
 }
 
-// sseWriter returns a function that writes messages as server-sent events. The first one makes
-// the HTTP answer a stream of them.
-func sseWriter(w http.ResponseWriter) func([]byte) error {
-	return func(msg []byte) error {
-		h := w.Header()
+// sseWriter returns a function that writes server-sent events. The first one makes the HTTP
+// answer a stream of them.
+func sseWriter(r *reservation) func(outEvent) error {
+	return func(e outEvent) error {
+		h := r.w.Header()
 		h.Set("Content-Type", "text/event-stream")
 		h.Set("Cache-Control", "no-store")
 		h.Set("X-Accel-Buffering", "no")
 		begin := ":"
-		if bytes.HasPrefix(msg, []byte("/")) { // the address of an HTTP+SSE session
-			begin = "event: endpoint\ndata: "
-		} else if msg != nil {
-			begin = "event: message\ndata: "
+		if e.name != "" {
+			begin = "event: " + e.name + "\ndata: "
 		}
-		if err := writeBody(w, []byte(begin), msg, []byte("\n\n")); err != nil {
+		if err := r.writeParts([]byte(begin), e.data, []byte("\n\n")); err != nil {
 			return err
 		}
-		return http.NewResponseController(w).Flush()
+		return http.NewResponseController(r.w).Flush()
 	}
 }
 
 // lineWriter returns a function that writes messages as lines, and no comments.
-func lineWriter(w io.Writer) func([]byte) error {
-	return func(msg []byte) error {
-		if msg == nil {
+func lineWriter(w io.Writer) func(outEvent) error {
+	return func(e outEvent) error {
+		if e.name == "" {
 			return nil
 		}
-		_, err := w.Write(append(msg, '\n'))
+		_, err := w.Write(append(e.data, '\n'))
 		return err
 	}
-}
-
-// writeJSON writes a complete JSON answer.
-func writeJSON(w http.ResponseWriter, status int, answer []byte) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(answer)+1)) // else net/http sends chunks
-	w.WriteHeader(status)
-	_ = writeBody(w, append(answer, '\n')) // an error means that the client has gone
 }

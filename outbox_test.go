@@ -99,21 +99,17 @@ func TestIdleStreamsAreKeptAlive(t *testing.T) {
 func TestSlowReadersHaveTime(t *testing.T) {
 	t.Parallel()
 	long := []byte(`"` + strings.Repeat("x", 1<<20) + `"`)
-	for name, answer := range map[string]http.HandlerFunc{
-		"JSON": func(w http.ResponseWriter, _ *http.Request) {
-			writeJSON(w, 200, long)
-		},
-		"a stream": func(w http.ResponseWriter, _ *http.Request) {
-			sseWriter(w)(long)
-		},
-		"a webhook": func(w http.ResponseWriter, _ *http.Request) { writeBody(w, long) },
+	for name, answer := range map[string]func(*reservation){
+		"JSON":      func(x *reservation) { x.writeJSON(200, long) },
+		"a stream":  func(x *reservation) { sseWriter(x)(outEvent{name: "message", data: long}) },
+		"a webhook": func(x *reservation) { x.write(200, "", long) },
 	} {
 		for _, reads := range []bool{true, false} {
 			runSynced(t, fmt.Sprint(name, ", read to the end: ", reads), func(t *testing.T) {
 				answered := make(chan struct{})
 				conns := make(pipes)
 				handler := func(w http.ResponseWriter, r *http.Request) {
-					answer(w, r)
+					answer(newMemory(0, strangers).serve(w, r))
 					close(answered)
 				}
 				web := &http.Server{Handler: http.HandlerFunc(handler)}
@@ -149,14 +145,14 @@ func TestSlowReadersHaveTime(t *testing.T) {
 func TestSlowClientIsDropped(t *testing.T) {
 	t.Parallel()
 	writing, unblock := make(chan bool), make(chan bool)
-	write := func(msg []byte) error {
-		if msg != nil {
+	write := func(e outEvent) error {
+		if e.name != "" {
 			writing <- true
 			<-unblock
 		}
 		return nil
 	}
-	held := newMemory(0, strangers).open(everyone)
+	held := newMemory(0, strangers).reserve(everyone)
 	out := newOutbox(t.Context(), held, write)
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits

@@ -228,58 +228,55 @@ func (p *pageContent) addLinks(code string) {
 	p.VSCode = string(marshal(server))
 }
 
-// servePage shows a browser the modules in the requester's own view.
-func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
-	refuse := func(w http.ResponseWriter, e *fault) {
+// servePage shows a browser the modules in the requester's own view. The page counts for its
+// principal until it is written.
+func (d *daemon) servePage(x *reservation) error {
+	url := cmp.Or(d.flags.publicURL, d.scheme+"://"+x.req.Host+"/")
+	x.refuse = func(e *fault) {
 		reason := strings.TrimSuffix(e.Msg, ": "+howToPresent) // the page has a field for a code
-		d.writePage(w, e.Status, pageContent{Refused: reason, Coded: true, URL: d.pageURL(r)})
+		page := d.page(x, pageContent{Refused: clipText(reason, maxError), Coded: true, URL: url})
+		x.write(e.Status, pageType, page)
 	}
-	handle(w, r, d.log, refuse, func() error {
-		from, err := d.server.admitGET(r)
-		if err != nil {
-			return err
+	from, err := d.server.admitGET(x.req)
+	if err != nil {
+		return err
+	}
+	scope, err := from.principal.scope()
+	if err := cmp.Or(from.badCode, err); err != nil {
+		return httpErrorf(http.StatusBadRequest, "%v", err)
+	}
+	_ = x.countFor(from.principal) // counts nothing yet
+	d.registry.WaitStart(x.req.Context(), scope)
+	p := pageContent{Coded: from.principal.exists(), URL: url}
+	// The page contains a code only for a visitor who has presented this code. The id of a
+	// session must not lead to the code.
+	if code, _ := presentedCode(x.req); code == from.principal.Code {
+		p.addLinks(code.Reveal())
+	}
+	view := d.registry.View(scope, nil)
+	for _, s := range view.Modules {
+		m := newModuleReport(s.Module)
+		d.app.addModule(&m, s.Module, view, view, "")
+		if len(m.Tools) > 0 || m.State == "ready" {
+			p.Modules = append(p.Modules, m)
 		}
-		scope, err := from.principal.scope()
-		if err := cmp.Or(from.badCode, err); err != nil {
-			return httpErrorf(http.StatusBadRequest, "%v", err)
-		}
-		d.registry.WaitStart(r.Context(), scope)
-		p := pageContent{Coded: from.principal.exists(), URL: d.pageURL(r)}
-		// The page contains a code only for a visitor who has presented this code. The id of a
-		// session must not lead to the code.
-		if code, _ := presentedCode(r); code == from.principal.Code {
-			p.addLinks(code.Reveal())
-		}
-		view := d.registry.View(scope, nil)
-		for _, s := range view.Modules {
-			m := newModuleReport(s.Module)
-			d.app.addModule(&m, s.Module, view, view, "")
-			if len(m.Tools) > 0 || m.State == "ready" {
-				p.Modules = append(p.Modules, m)
-			}
-		}
-		d.writePage(w, http.StatusOK, p)
-		return nil
-	})
+	}
+	return x.answer(http.StatusOK, pageType, d.page(x, p))
 }
 
-// pageURL returns the URL by which a browser has reached the daemon, or -public-url.
-func (d *daemon) pageURL(r *http.Request) string {
-	return cmp.Or(d.flags.publicURL, d.scheme+"://"+r.Host+"/")
-}
+// pageType is the content type of the page.
+const pageType = "text/html; charset=utf-8"
 
-// writePage writes the page. The page contains no script, and no claim code except in the links
-// that install usher; its inline style carries a CSP nonce.
-func (d *daemon) writePage(w http.ResponseWriter, status int, p pageContent) {
+// page returns the page, and sets its headers. The page contains no script, and no claim code except
+// in the links that install usher; its inline style carries a CSP nonce.
+func (d *daemon) page(x *reservation, p pageContent) []byte {
 	p.Nonce = rand.Text()
 	var page bytes.Buffer
 	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // never fails
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
+	h := x.w.Header()
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; "+
 		"img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
 	h.Set("Cache-Control", "no-store")
 	h.Set("Referrer-Policy", "no-referrer")
-	w.WriteHeader(status)
-	_ = writeBody(w, page.Bytes()) // an error means that the browser has gone
+	return page.Bytes()
 }

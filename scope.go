@@ -187,7 +187,7 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 		}
 		if a.session == nil {
 			a.member = a.principal.ctx
-		} else if a.member = g.sessions.use(a.session, of, a.principal); a.member == nil {
+		} else if a.member = g.sessions.touch(a.session, of, a.principal); a.member == nil {
 			continue // meanwhile, another request changed the session
 		}
 		if a.session != nil && a.principal.exists() && a.principal.claimID != of {
@@ -366,7 +366,7 @@ func (g *Gate) Create(protocol string, caps clientCaps, p *Principal) admission 
 	return admission{
 		principal: p,
 		session:   s,
-		member:    g.sessions.use(s, p.claimID, p),
+		member:    g.sessions.touch(s, p.claimID, p),
 		claim:     p.Claim,
 	}
 }
@@ -446,10 +446,10 @@ func (t *guessTurns) nextTurn(code Code, patience time.Duration) time.Duration {
 	return wait
 }
 
-// alone returns the admission of a request without a session, which gets a Session of its own.
-// hears ends the request's streams. h is nil if the transport has no headers.
-func (from admission) alone(
-	hears context.Context, h http.Header, method string, identity object,
+// sessionless returns the admission of a request without a session, which gets a Session of its own.
+// reachable ends the request's streams. h is nil if the transport has no headers.
+func (from admission) sessionless(
+	reachable context.Context, h http.Header, method string, identity object,
 ) (admission, error) {
 	client, err := parseIdentity(h, method, identity)
 	if err != nil {
@@ -458,7 +458,7 @@ func (from admission) alone(
 	from.member = from.principal.ctx
 	from.session = newSession(newOrigin(statelessProtocol, client.caps, claimID{}))
 	from.session.era = stateless
-	from.session.hears = hears
+	from.session.reachable = reachable
 	from.session.profile.Store(&client)
 	return from, nil
 }

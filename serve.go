@@ -449,11 +449,9 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped, cancelCalls := context.WithCancelCause(context.Background())
-	memory := newMemory(d.flags.maxBody, strangers)
 	d.webhooks = &Webhooks{
 		webhookConfig: d.flags.webhooks,
 		modules:       d.registry,
-		memory:        memory,
 		log:           d.log,
 		stopped:       stopped,
 		getenv:        d.app.getenv,
@@ -462,7 +460,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	d.server = newServer(serverConfig{
 		modules:      d.registry,
 		gate:         gate,
-		memory:       memory,
+		memory:       newMemory(d.flags.maxBody, strangers),
 		log:          d.log,
 		logArguments: d.flags.webhooks.logArguments,
 		stopping:     ctx,
@@ -533,46 +531,52 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}()
 	w.Header().Set(requestIDHeader, rand.Text())
 	w.Header().Set("X-Content-Type-Options", "nosniff") // texts of modules and senders are not HTML
-	write := writeMCPError
-	if strings.HasPrefix(r.URL.Path, webhookPrefix) {
-		write = writeWebhookError
+	x := d.server.memory.serve(w, r)
+	defer x.end()
+	x.refuse = func(e *fault) { writeMCPError(x, nil, e) }
+	switch path := r.URL.Path; {
+	case strings.HasPrefix(path, webhookPrefix):
+		x.path = webhookPrefix
+		x.refuse = func(e *fault) { writeWebhookError(x, e) }
+	case isEndpoint(path):
+		x.path = path
 	}
-	handle(w, r, d.log, write, func() error { return d.route(w, r) })
+	x.handle(d.log, func() error { return d.route(x) })
 }
 
-// route applies the origin policy and routes a request. Only exact paths reach the ServeMux,
-// which would redirect an unclean path together with the code in its query, and before the
-// webhooks could check a secret.
+// isEndpoint reports whether a path is that of the MCP endpoint. -public-url ends with a slash.
+func isEndpoint(path string) bool {
+	path = strings.TrimSuffix(path, "/")
+	return path == "" || path == "/mcp"
+}
+
+// route applies the origin policy and routes a request.
 //
 // The policy comes before everything that reads files or finds modules, because a website can
 // make a browser send requests. Webhooks come before the check for proxies, because they have
 // one of their own: a sender with the secret may come through a proxy.
-func (d *daemon) route(w http.ResponseWriter, r *http.Request) error {
-	origins := &d.flags.origins
+func (d *daemon) route(x *reservation) error {
+	r := x.req
 	if r.URL.Path == "/healthz" { // for any Host: probes send names of their own
-		_, err := io.WriteString(w, "ok\n")
+		x.write(http.StatusOK, "text/plain", []byte("ok\n"))
+		return nil
+	}
+	if err := d.flags.origins.admit(r); err != nil || d.flags.origins.cors(x.w, r) {
 		return err
 	}
-	if err := origins.admit(r); err != nil || origins.cors(w, r) {
-		return err
-	}
-	if strings.HasPrefix(r.URL.Path, webhookPrefix) {
-		return d.webhooks.serve(w, r)
-	}
-	path := strings.TrimSuffix(r.URL.Path, "/") // -public-url ends with a slash
 	switch {
+	case strings.HasPrefix(r.URL.Path, webhookPrefix):
+		return d.webhooks.serve(x)
 	case !d.flags.open && !d.flags.requireClaim && isProxied(r):
 		return httpErrorf(http.StatusBadRequest,
 			"this request came through a proxy: start usher serve with %s", mcpFlags)
 	case r.Method == http.MethodGet && accepts(r.Header, "text/html"):
-		d.servePage(w, r) // at any path, as people mistype addresses
-		return nil
-	case path != "" && path != "/mcp":
-		writeMCPError(w, errNothing) // not logged: clients that look for a login send several
+		return d.servePage(x) // at any path, as people mistype addresses
+	case !isEndpoint(r.URL.Path):
+		writeMCPError(x, nil, errNothing) // not logged: clients that look for a login send several
 		return nil
 	}
-	d.server.mux.ServeHTTP(w, r)
-	return nil
+	return d.server.serve(x)
 }
 
 // errNothing answers requests for unknown paths.

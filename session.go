@@ -99,24 +99,24 @@ func (t *sessionTable) unseal(id string) (o sessionOrigin, ok bool) {
 // Session of its own, which ends with the request. Safe for concurrent use.
 type Session struct {
 	sessionOrigin
-	name     string                        // by which the client names the session: the sealed id
-	era      eras                          // of its client: stateful or stateless
-	listenID json.RawMessage               // id of the subscriptions/listen that it serves; nil for none
-	restored bool                          // made from its id: the client may have seen any lists
-	calls    *sync.Map                     // requests in flight, by idKey: their context.CancelCauseFunc
-	asked    sync.Map                      // requests to the client, by idKey: chan *Message
-	life     context.Context               // ends when the client ends the session
-	hears    context.Context               // ends when the client can no longer answer, and its streams end
-	close    context.CancelFunc            // ends life
-	deafen   context.CancelFunc            // ends hears
-	receive  func(admission, []byte) error // for HTTP+SSE: handles a message of the client
-	profile  atomic.Pointer[clientProfile] // the value is never changed
+	name       string                        // by which the client names the session: the sealed id
+	era        eras                          // of its client: stateful or stateless
+	listenID   json.RawMessage               // id of the subscriptions/listen that it serves; nil for none
+	restored   bool                          // made from its id: the client may have seen any lists
+	calls      *sync.Map                     // requests in flight, by idKey: their context.CancelCauseFunc
+	asked      sync.Map                      // requests to the client, by idKey: chan *Message
+	life       context.Context               // ends when the client ends the session
+	reachable  context.Context               // ends when the client can no longer answer, and its streams end
+	close      context.CancelFunc            // ends life
+	endStreams context.CancelFunc            // ends reachable
+	receive    func(admission, []byte) error // for HTTP+SSE: handles a message of the client
+	profile    atomic.Pointer[clientProfile] // the value is never changed
 
 	// Guarded by sessionTable.mu, unless the session is in no table:
-	claim     claimID            // now; zero for none
-	principal *Principal         // of its latest request; nil unless the session is in the table
-	member    context.Context    // see admission
-	expel     context.CancelFunc // ends member
+	claim         claimID            // now; zero for none
+	principal     *Principal         // of its latest request; nil unless the session is in the table
+	member        context.Context    // see admission
+	endMembership context.CancelFunc // ends member
 
 	mu       sync.Mutex        // guards the fields below
 	streams  []*outbox         // open notification streams, oldest first
@@ -133,7 +133,7 @@ func newSession(o sessionOrigin) *Session {
 		lastSeen:      make(map[string]string),
 	}
 	s.life, s.close = context.WithCancel(context.Background())
-	s.hears, s.deafen = context.WithCancel(context.Background())
+	s.reachable, s.endStreams = context.WithCancel(context.Background())
 	s.profile.Store(&clientProfile{caps: o.Caps})
 	return s
 }
@@ -179,7 +179,7 @@ func (s *Session) wants(method string, params object) bool {
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	joined := out.send(nil)
+	joined := out.open()
 	if joined {
 		s.streams = append(s.streams, out)
 	}
@@ -212,17 +212,19 @@ func (s *Session) send(msg []byte) bool {
 	return out != nil && out.send(msg)
 }
 
-// notify sends a notification on the session's stream, if there is one.
+// notify sends one of usher's own notifications on the session's stream, if there is one.
 func (s *Session) notify(method string, params object) {
 	if s.listenID != nil {
 		params = withMeta(params, metaSubscription, s.listenID)
 	}
-	s.send(encodeRequest(nil, method, params))
+	if out := s.primary(); out != nil {
+		out.sendOwn("message", encodeRequest(nil, method, params))
+	}
 }
 
-// errUnheard reports that a client with a session has no stream on which usher could ask
+// errNoStream reports that a client with a session has no stream on which usher could ask
 // it.
-var errUnheard = rpcErrorf(codeInternal, "the client can't be asked: it has no stream open")
+var errNoStream = rpcErrorf(codeInternal, "the client can't be asked: it has no stream open")
 
 // sessionTable contains the sessions that are in use or were used recently, also those that
 // have ended. If a principal has more than maxSessionsOf, the table forgets its least
@@ -269,10 +271,10 @@ func (t *sessionTable) find(name string, inURL bool) (*Session, claimID) {
 	return s, s.claim
 }
 
-// use makes p the principal of a session, and returns the context that ends when the session
-// no longer belongs to p. If p has a claim, it is the session's from now on. use returns nil
+// touch makes p the principal of a session, and returns the context that ends when the session
+// no longer belongs to p. If p has a claim, it is the session's from now on. touch returns nil
 // if the session has ended, its claim is no longer of, or another request has restored it.
-func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context.Context) {
+func (t *sessionTable) touch(s *Session, of claimID, p *Principal) (member context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	current := t.byName[s.name]
@@ -283,18 +285,18 @@ func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context
 		s.claim = p.claimID
 	}
 	t.byName[s.name] = s
-	t.giveLocked(s, p)
+	t.assignLocked(s, p)
 	return s.member
 }
 
-// giveLocked makes p the principal of a session, which is used now. If the session had another
-// one, its streams and processes end. If p has too many sessions, giveLocked forgets the one
+// assignLocked makes p the principal of a session, which is used now. If the session had another
+// one, its streams and processes end. If p has too many sessions, assignLocked forgets the one
 // that was used least recently and is not busy. The caller holds t.mu.
-func (t *sessionTable) giveLocked(s *Session, p *Principal) {
+func (t *sessionTable) assignLocked(s *Session, p *Principal) {
 	if s.principal != p {
-		t.takeLocked(s)
+		t.detachLocked(s)
 		s.principal = p
-		s.member, s.expel = context.WithCancel(p.ctx)
+		s.member, s.endMembership = context.WithCancel(p.ctx)
 	}
 	own, known := t.own[p]
 	if !known {
@@ -316,24 +318,24 @@ func (t *sessionTable) onClaimEnd(p *Principal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range slices.Clone(t.own[p]) {
-		t.giveLocked(s, strangers)
+		t.assignLocked(s, strangers)
 	}
 	delete(t.own, p)
 }
 
-// takeLocked takes a session from its principal, if it has one. The caller holds t.mu.
-func (t *sessionTable) takeLocked(s *Session) {
+// detachLocked takes a session from its principal, if it has one. The caller holds t.mu.
+func (t *sessionTable) detachLocked(s *Session) {
 	if s.principal != nil {
 		t.own[s.principal] = remove(t.own[s.principal], s)
 		s.principal = nil
-		s.expel()
+		s.endMembership()
 	}
 }
 
 // forgetLocked removes a session from memory. The caller holds t.mu.
 func (t *sessionTable) forgetLocked(s *Session) {
 	delete(t.byName, s.name)
-	t.takeLocked(s)
+	t.detachLocked(s)
 }
 
 // busy reports whether the session can't be forgotten: it has a stream or a request.
@@ -356,9 +358,9 @@ func (t *sessionTable) end(s *Session) {
 		cancel.(context.CancelCauseFunc)(errNoSession)
 		return true
 	})
-	s.deafen() // after the calls: a module whose question fails can no longer answer its call
+	s.endStreams() // after the calls: a module whose question fails can no longer answer its call
 	if s.principal != nil {
-		s.expel()
+		s.endMembership()
 	}
 	if s.isSSE() { // its name is random, so it is unknown from now on
 		t.forgetLocked(s)

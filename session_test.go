@@ -107,7 +107,7 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 	own.ctx, end = context.WithCancel(t.Context())
 	table := newSessionTable(newSessionKey())
 	use := func(s *Session, p *Principal) {
-		check(t, "the session is in use", table.use(s, s.claim, p) != nil, true)
+		check(t, "the session is in use", table.touch(s, s.claim, p) != nil, true)
 	}
 	open := func(p *Principal) *Session {
 		s := newSession(newOrigin(protocols[0], 0, claimID{}))
@@ -116,7 +116,7 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 		return s
 	}
 	used := open(own)
-	held := newMemory(0, strangers).open(own)
+	held := newMemory(0, strangers).reserve(own)
 	used.join(newOutbox(t.Context(), held, lineWriter(io.Discard)))
 	touched := open(own)
 	idle := open(own)
@@ -164,7 +164,7 @@ func TestSessionIsCheckedAtUse(t *testing.T) {
 		want   bool
 	}{
 		{"nothing", func(*Session) {}, true},
-		{"another request gave it a claim", func(s *Session) { g.sessions.use(s, claimID{}, own) }, false},
+		{"another request gave it a claim", func(s *Session) { g.sessions.touch(s, claimID{}, own) }, false},
 		{"its client ended it", g.sessions.end, false},
 		{"another request restored it", func(s *Session) {
 			again := newSession(s.sessionOrigin)
@@ -176,7 +176,7 @@ func TestSessionIsCheckedAtUse(t *testing.T) {
 			id := g.Create(protocols[0], 0, everyone).session.name
 			s, claim := g.sessions.find(id, false)
 			tt.happen(s)
-			check(t, "it may be used", g.sessions.use(s, claim, everyone) != nil, tt.want)
+			check(t, "it may be used", g.sessions.touch(s, claim, everyone) != nil, tt.want)
 		})
 	}
 	sse := g.Create(sseProtocol, 0, everyone).session.name

@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"mime"
 	"net/http"
@@ -19,43 +18,26 @@ import (
 	"time"
 )
 
-// routes returns the handler of the MCP endpoint, which gets no requests for other paths.
-func (s *Server) routes() *http.ServeMux {
-	mux := http.NewServeMux()
-	route := func(pattern string, serve func(http.ResponseWriter, *http.Request) error) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			handle(w, r, s.log, writeMCPError, func() error { return serve(w, r) })
-		})
+// serve answers a request to the MCP endpoint, or returns an error.
+func (s *Server) serve(x *reservation) error {
+	switch x.req.Method {
+	case http.MethodPost:
+		return s.servePOST(x)
+	case http.MethodGet:
+		return s.serveGET(x)
+	case http.MethodDelete:
+		return s.serveDELETE(x)
 	}
-	route("POST /", s.servePOST)
-	route("GET /", s.serveGET)
-	route("DELETE /", s.serveDELETE)
-	route("/", func(http.ResponseWriter, *http.Request) error { return errNotAllowed })
-	return mux
+	return errNotAllowed
 }
 
 // errNotAllowed refuses other methods, and GET in stateless revisions.
 var errNotAllowed error = errMethod("POST, GET, DELETE")
 
-// writeMCPError writes an error as a JSON-RPC error.
-func writeMCPError(w http.ResponseWriter, e *fault) {
-	rpc := cmp.Or(e.RPC, rpcErrorf(codeRefused, "%s", e.Msg))
-	writeJSON(w, e.Status, encodeError(e.ID, rpc))
-}
-
-// refusal converts an *rpcError about the request with this id to an HTTP error. It
-// returns other errors unchanged.
-func refusal(id json.RawMessage, err error) error {
-	rpc, ok := errors.AsType[*rpcError](err)
-	if !ok {
-		return err
-	}
-	return &fault{
-		Status: rpcStatus(rpc.Code),
-		Msg:    rpc.Message,
-		RPC:    rpc,
-		ID:     id,
-	}
+// writeMCPError writes an error as the JSON-RPC error about the request with an id, nil for none.
+func writeMCPError(x *reservation, id json.RawMessage, e *fault) {
+	rpc := cmp.Or(e.RPC, rpcErrorf(codeRefused, "%s", clipText(e.Msg, maxError)))
+	x.writeJSON(e.Status, encodeError(id, rpc))
 }
 
 // streamTypes are the types in an Accept header that allow a stream.
@@ -80,21 +62,20 @@ func prefersStream(h http.Header) bool {
 }
 
 // servePOST receives one message. It answers a request, and accepts any other message.
-func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
-	contentType := r.Header.Get("Content-Type")
+func (s *Server) servePOST(x *reservation) error {
+	header := x.req.Header
+	contentType := header.Get("Content-Type")
 	if kind, _, err := mime.ParseMediaType(contentType); err != nil || kind != "application/json" {
 		return httpErrorf(http.StatusUnsupportedMediaType,
 			"content type %q: want application/json", clipText(contentType, 100))
 	}
 	// Principal and session are fixed before the body is read, so that the body counts for
 	// the right principal, and nobody changes the access of a request under way.
-	from, err := s.gate.Admit(r)
+	from, err := s.gate.Admit(x.req)
 	if err != nil {
 		return err
 	}
-	held := s.memory.open(from.principal)
-	defer held.end()
-	body, err := held.receive(w, r)
+	body, err := x.receive(from.principal)
 	if err != nil {
 		return err
 	}
@@ -103,34 +84,36 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		if err := from.session.receive(from, body); err != nil {
 			return err
 		}
-		w.WriteHeader(http.StatusAccepted)
+		x.w.WriteHeader(http.StatusAccepted)
 		return nil
 	}
 	msg, err := parseMessage(body)
+	id := slices.Clone(msg.ID) // a process may keep x, and must not keep the body
+	x.refuse = func(e *fault) { writeMCPError(x, id, e) }
 	if err != nil {
-		return refusal(msg.ID, err)
+		return err
 	}
 	params, identity := parseParams(msg.Params)
-	from, err = s.inSession(w, r, from, msg, params, identity)
+	from, err = s.inSession(x, from, msg, params, identity)
 	if err != nil {
-		return refusal(msg.ID, err)
+		return err
 	}
 	if !msg.isRequest() {
 		from.session.handleNotification(msg)
-		w.WriteHeader(http.StatusAccepted)
+		x.w.WriteHeader(http.StatusAccepted)
 		return nil
 	}
 	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
 	// asked or notified.
-	var write func([]byte) error
-	if accepts(r.Header, streamTypes...) {
-		write = sseWriter(w)
+	var write func(outEvent) error
+	if accepts(header, streamTypes...) {
+		write = sseWriter(x)
 	}
-	request := s.newRequest(from, newOutbox(r.Context(), held, write), msg, params)
+	request := s.newRequest(from, x, newOutbox(x.req.Context(), x, write), msg, params)
 	if from.session.era == stateless {
-		request.header = r.Header
+		request.header = header
 	}
-	answerPOST(w, request, prefersStream(r.Header))
+	request.answerPOST(x, prefersStream(header))
 	return nil
 }
 
@@ -138,9 +121,9 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 // session, whose id becomes the header of the answer. A stateless message has a session of
 // its own.
 func (s *Server) inSession(
-	w http.ResponseWriter, r *http.Request, from admission, msg *Message, params, identity object,
+	x *reservation, from admission, msg *Message, params, identity object,
 ) (_ admission, err error) {
-	stateless := isStateless(r.Header, identity)
+	stateless := isStateless(x.req.Header, identity)
 	begins := !stateless && msg.isRequest() && msg.Method == "initialize"
 	// Only here is it known whether the request begins a session: an invalid code does not keep
 	// a client of an earlier era from that, but refuses everything else.
@@ -151,7 +134,7 @@ func (s *Server) inSession(
 		from.session = newSession(sessionOrigin{})
 		return from, nil
 	case stateless:
-		return from.alone(s.stopping, r.Header, msg.Method, identity)
+		return from.sessionless(s.stopping, x.req.Header, msg.Method, identity)
 	case !begins && from.session == nil:
 		return from, errNoID
 	case !begins:
@@ -167,7 +150,7 @@ func (s *Server) inSession(
 	sender := from.sender
 	from = s.gate.Create(protocol, caps, from.principal)
 	from.sender = sender
-	w.Header().Set(sessionHeader, from.session.name)
+	x.w.Header().Set(sessionHeader, from.session.name)
 	return from, nil
 }
 
@@ -175,9 +158,9 @@ func (s *Server) inSession(
 var errNoID error = httpErrorf(http.StatusBadRequest,
 	"no %s: send initialize first, then the id from its answer", sessionHeader)
 
-// answerPOST runs a request, and writes the answer to w or, if that is a stream, to r.out. If
-// stream is set, r.out becomes a stream, unless the answer needs an HTTP status.
-func answerPOST(w http.ResponseWriter, r *request, stream bool) {
+// answerPOST runs the request of a POST, and writes the answer to x or, if that is a stream, to
+// r.out. If stream is set, r.out becomes a stream, unless the answer needs an HTTP status.
+func (r *request) answerPOST(x *reservation, stream bool) {
 	var result object
 	err := r.begin(r.server.stopped)
 	if err == nil {
@@ -192,27 +175,24 @@ func answerPOST(w http.ResponseWriter, r *request, stream bool) {
 		status = rpcStatus(asRPCError(err).Code)
 	}
 	if stream && status == http.StatusOK {
-		r.out.send(nil)
+		r.out.open()
 	}
-	answer := r.encodeAnswer(result, err)
+	answer, short := r.encodeAnswers(result, err)
 	switch {
-	case r.out.finish(answer):
+	case r.out.finish(answer, short):
 		<-r.out.done
 	case answer == nil: // of a cancelled request
-		w.WriteHeader(http.StatusAccepted)
+		x.w.WriteHeader(http.StatusAccepted)
+	case x.grow(int64(len(answer))) != nil:
+		x.writeJSON(http.StatusInternalServerError, short)
 	default:
-		if r.out.held.grow(int64(len(answer))) != nil {
-			status = http.StatusInternalServerError
-			answer = r.encodeAnswer(nil, errNoRoomToAnswer)
-		}
-		writeJSON(w, status, answer)
+		x.writeJSON(status, answer)
 	}
 }
 
 // admitGET decides whether a GET is served, and for which principal.
 func (s *Server) admitGET(r *http.Request) (from admission, err error) {
-	if r.Method == http.MethodHead || isStateless(r.Header, nil) {
-		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
+	if isStateless(r.Header, nil) { // stateless revisions have no GET
 		return from, errNotAllowed
 	}
 	if !accepts(r.Header, append(streamTypes, "text/html")...) {
@@ -228,30 +208,28 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 
 // serveGET serves a session's notification stream. Without a session, it begins an HTTP+SSE
 // session.
-func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
-	from, err := s.admitGET(r)
+func (s *Server) serveGET(x *reservation) error {
+	from, err := s.admitGET(x.req)
 	if err != nil {
 		return err
 	}
-	held := s.memory.open(from.principal)
 	// GET has no body, but a client may send one. Unread, it could delay other requests of the
 	// connection.
-	_, err = held.receive(w, r)
-	held.end()
-	if err != nil {
+	if _, err = x.receive(from.principal); err != nil {
 		return err
 	}
+	x.end() // the body is dropped
 	// Each stream costs a connection and a goroutine for as long as the client likes.
 	if !s.streams.reserve(from.principal, 1) {
 		return httpErrorf(http.StatusTooManyRequests, "too many streams: close one").retryAfter(15)
 	}
 	defer s.streams.release(from.principal, 1)
-	ctx, cancel := context.WithCancel(r.Context())
+	ctx, cancel := context.WithCancel(x.req.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	out := newOutbox(ctx, held, sseWriter(w))
+	out := newOutbox(ctx, x, sseWriter(x))
 	if from.session == nil {
-		s.serveSSE(r.URL.Path, from, out, cancel)
+		s.serveSSE(x.req.URL.Path, from, out, cancel)
 	} else {
 		s.serveNotices(from, out)
 	}
@@ -272,8 +250,8 @@ func (s *Server) serveNotices(from admission, out *outbox) {
 }
 
 // serveDELETE ends a session at its client's request.
-func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
-	from, err := s.gate.Admit(r)
+func (s *Server) serveDELETE(x *reservation) error {
+	from, err := s.gate.Admit(x.req)
 	if err != nil {
 		return err
 	}
@@ -281,7 +259,7 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 		return errNoID
 	}
 	s.gate.sessions.end(from.session)
-	w.WriteHeader(http.StatusNoContent)
+	x.w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
@@ -317,7 +295,7 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	// From now on, no request begins. Those in progress may end, but the client can no longer
 	// answer what modules ask in them.
 	d.mu.Lock()
-	d.from.session.deafen()
+	d.from.session.endStreams()
 	d.mu.Unlock()
 	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
 	d.requests.Wait()
@@ -331,7 +309,7 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 func (d *duplex) receive(from admission, body []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.from.session.hears.Err() != nil {
+	if d.from.session.reachable.Err() != nil {
 		return errNoSession
 	}
 	msg, err := parseMessage(body)
@@ -341,7 +319,7 @@ func (d *duplex) receive(from admission, body []byte) error {
 		d.from.session.handleNotification(msg)
 	}
 	if err != nil {
-		d.out.send(encodeError(msg.ID, err))
+		d.out.sendOwn("message", encodeError(msg.ID, err))
 	}
 	return nil
 }
@@ -351,16 +329,16 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	params, identity := parseParams(msg.Params)
 	from.session = d.from.session
 	if isStateless(nil, identity) {
-		from, err = from.alone(from.session.hears, nil, msg.Method, identity)
+		from, err = from.sessionless(from.session.reachable, nil, msg.Method, identity)
 		if err != nil {
 			return err
 		}
 		from.session.calls = d.from.session.calls // the client cancels all its requests there
 	}
 	// A message that finds no room is answered with the error.
-	held := d.server.memory.open(from.principal)
+	held := d.server.memory.reserve(from.principal)
 	err = held.grow(int64(size))
-	r := d.server.newRequest(from, d.out, msg, params)
+	r := d.server.newRequest(from, held, d.out, msg, params)
 	if err == nil {
 		err = r.begin(d.out.ctx) // without the connection, nobody could get the answer
 	}
@@ -371,7 +349,10 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	d.requests.Go(func() {
 		defer held.end()
 		defer r.end()
-		d.out.send(r.encodeAnswer(r.answer()))
+		answer, short := r.encodeAnswers(r.answer())
+		if answer != nil {
+			d.out.answer(answer, short)
+		}
 	})
 	return nil
 }
@@ -383,7 +364,7 @@ func (s *Server) serveSSE(path string, from admission, out *outbox, hangUp func(
 	d := &duplex{server: s, from: from, out: out}
 	from.session.receive = d.receive // before anybody knows the session's name
 	// The address is relative, as usher does not know the path that a proxy adds.
-	out.send([]byte(path + "?sessionId=" + from.session.name))
+	out.sendOwn("endpoint", []byte(path+"?sessionId="+from.session.name))
 	_ = d.serve(nil, hangUp) // its input arrives by POST
 }
 
@@ -400,7 +381,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	d := &duplex{
 		server: s,
 		from:   s.gate.Create(protocols[0], 0, everyone),
-		out:    newOutbox(ctx, s.memory.open(everyone), lineWriter(out)),
+		out:    newOutbox(ctx, s.memory.reserve(everyone), lineWriter(out)),
 	}
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
@@ -415,7 +396,7 @@ func (d *duplex) receiveLines(lines *lineReader) error {
 		line, err := lines.next()
 		switch {
 		case err == errLineTooLong:
-			d.out.send(encodeError(nil, err))
+			d.out.sendOwn("message", encodeError(nil, err))
 		case err == io.EOF:
 			return nil
 		case err != nil:

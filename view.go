@@ -324,6 +324,9 @@ func (v *View) Hook(path string) (tool *Item, claimants []*Item) {
 	return nil, claimants
 }
 
+// HookPaths returns the paths that webhooks have or would have.
+func (v *View) HookPaths() []string { return sortedKeys(v.items["webhooks"]) }
+
 // itemNames returns the names of items, for people.
 func itemNames(items []*Item) string {
 	var names []string

@@ -24,6 +24,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -52,7 +53,6 @@ type webhookConfig struct {
 type Webhooks struct {
 	webhookConfig
 	modules  *Registry
-	memory   *memory
 	log      *slog.Logger
 	stopped  context.Context     // ends when the daemon stops waiting: calls are cancelled
 	getenv   func(string) string // for the keys of signatures
@@ -61,96 +61,118 @@ type Webhooks struct {
 
 // delivery is one request on its way to a method. receive fills it in, step by step.
 type delivery struct {
+	held      *reservation
 	request   *http.Request
 	id        string
 	path      string // below webhookPrefix
 	received  time.Time
 	hasSecret bool // the secret is right, or none is needed
 	body      []byte
-	held      *reservation  // of body and arguments; nil until the body is read
+	inFlight  bool          // inFlight counts the delivery
+	doubled   bool          // the body counts twice
 	tool      *Item         // whose method is called; nil until it is found
 	rule      signatureRule // of the method; zero for none
 	fields    string        // of the body, for the log; "" unless they are logged
-	status    int           // of the answer
 }
 
 // serve answers a request for a path below webhookPrefix, and logs it. The caller has
 // checked Host and Origin. There is one line for each delivery, also for a refused one:
 // senders retry silently, so the log is where an owner finds out why nothing arrives.
-func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
+func (h *Webhooks) serve(x *reservation) error {
 	d := &delivery{
-		request:  r,
-		id:       w.Header().Get(requestIDHeader),
-		path:     strings.TrimPrefix(r.URL.Path, webhookPrefix),
+		held:     x,
+		request:  x.req,
+		id:       x.w.Header().Get(requestIDHeader),
+		path:     strings.TrimPrefix(x.req.URL.Path, webhookPrefix),
 		received: time.Now(),
 	}
 	// The fields of d say how far the delivery came, so the log needs no step of its own.
-	err := h.deliver(w, d)
+	answer, err := h.deliver(d)
+	if d.inFlight {
+		defer h.inFlight.release(senders, 1)
+	}
+	var status int
+	e, isFault := errors.AsType[*fault](err)
+	switch {
+	case err == nil:
+		status = answer.Status
+		err = answer.write(x)
+	case isFault:
+		status = e.Status
+		maps.Copy(x.w.Header(), e.Header)
+		x.refuse(e)
+	default:
+		return err
+	}
 	took := time.Since(d.received).Round(10 * time.Microsecond)
-	args := []any{"id", d.id, "path", clipText(d.path, maxLogged)}
+	args := []any{"id", d.id, "path", h.loggedPath(d)}
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
 	}
 	var reasons []string
-	if e, ok := errors.AsType[*fault](err); ok {
-		d.status = e.Status
-		reasons = append(reasons, clipText(explain(e), maxLogged))
-		maps.Copy(w.Header(), e.Header)
-		writeWebhookError(w, e)
-		err = nil // the caller would log it again
+	if err != nil {
+		reasons = append(reasons, clipText(explain(err), maxLogged))
 	}
-	if r.Context().Err() != nil {
+	if d.request.Context().Err() != nil {
 		reasons = append(reasons, "the sender hung up")
 	}
 	if reasons != nil {
 		args = append(args, "why", strings.Join(reasons, "; "))
 	}
-	args = append(args, "status", d.status, "took", took, "bytes", len(d.body), senderAttrs(r))
+	args = append(args, "status", status, "took", took, "bytes", len(d.body), senderAttrs(d.request))
 	if h.logArguments {
 		args = append(args, "arguments", d.fields)
 	}
 	h.log.Info("delivery", args...)
-	return err
+	return nil
 }
 
-// deliver receives a delivery, calls its method and writes the answer. If it returns an
-// error, it has written nothing. The body counts for its sender until the answer has been
-// written, because the method's arguments and its result live that long.
-func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
-	err := h.receive(w, d)
-	if d.held != nil {
-		defer d.held.end()
+// pathWord matches a word in a path, which may be a code.
+var pathWord = regexp.MustCompile(`[\pL\pN][\pL\pN\s-]*`)
+
+// loggedPath returns the path of a delivery for the log. People type codes as paths, so a word of up
+// to 8 letters and digits becomes ***, unless it is in the path of a webhook.
+func (h *Webhooks) loggedPath(d *delivery) string {
+	if d.tool != nil {
+		return clipText(d.path, maxLogged)
 	}
+	known := h.modules.View(scopeAll(), nil).HookPaths()
+	path := pathWord.ReplaceAllStringFunc(clipText(d.path, maxLogged), func(word string) string {
+		letters := strings.NewReplacer("-", "", " ", "").Replace(word)
+		isPart := func(path string) bool { return strings.Contains(path, word) }
+		if utf8.RuneCountInString(letters) <= 8 && !slices.ContainsFunc(known, isPart) {
+			return "***"
+		}
+		return word
+	})
+	return path
+}
+
+// deliver receives a delivery and calls its method. The body counts for its sender until the
+// answer or error has been written, because the method's arguments and its result live that long.
+func (h *Webhooks) deliver(d *delivery) (*webhookAnswer, error) {
+	err := h.receive(d)
 	// A lack of room says nothing about what exists, and passes, so the sender should try again.
 	if err != nil && err != errNoRoom && !d.hasSecret {
-		return errUnauthorized(err)
+		return nil, errUnauthorized(err)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// Only deliveries that have arrived count: slow senders must not take the places of others.
-	if !h.inFlight.reserve(senders, 1) {
-		return httpErrorf(http.StatusServiceUnavailable,
+	d.inFlight = h.inFlight.reserve(senders, 1)
+	if !d.inFlight {
+		return nil, httpErrorf(http.StatusServiceUnavailable,
 			"too many deliveries in flight (limit %d): try again", maxInFlight).retryAfter(1)
 	}
-	defer h.inFlight.release(senders, 1)
-	answer, err := h.call(d)
-	if err != nil {
-		return err
-	}
-	// Senders that read slowly would otherwise keep any number of answers in memory.
-	if d.held.grow(int64(len(answer.Body))) != nil {
-		return errNoRoomToAnswer
-	}
-	d.status = answer.Status
-	answer.write(w)
-	return nil
+	return h.call(d)
 }
 
 // receive authenticates the sender of a delivery, finds its method and reads its body.
 // It refuses whatever it can before it reads the body. Without the secret, it reads the body
-// only if the method verifies signatures and there is one, and counts it as a stranger's.
-func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
+// only if the method verifies signatures and there is one. The body counts as a stranger's until
+// the secret or the signature is verified.
+func (h *Webhooks) receive(d *delivery) (err error) {
 	r := d.request
 	d.hasSecret = h.secret == "" || isSameSecret(r.Header.Get(secretHeader), h.secret)
 	switch {
@@ -172,17 +194,18 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 	if _, _, err := parseType(r.Header); err != nil && d.hasSecret {
 		return err
 	}
-	// Without a secret in force, anybody may send, so all bodies count as those of strangers.
 	sender := strangers
-	if d.hasSecret && h.secret != "" {
+	if d.hasSecret && (h.secret != "" || d.rule.scheme == "") {
 		sender = senders
 	}
-	d.held = h.memory.open(sender)
-	d.body, err = d.held.receive(w, r)
+	d.body, err = d.held.receive(sender)
 	if err != nil {
 		return err
 	}
-	return d.verify()
+	if err := d.verify(); err != nil {
+		return err
+	}
+	return d.held.countFor(senders)
 }
 
 // find finds the method of a delivery, and how the delivery must be signed. If there is
@@ -295,9 +318,9 @@ func callError(ctx context.Context, err error) error {
 }
 
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
-// request under webhookParam. log keeps the fields for the log. It drops fields that differ from a declared parameter only in
-// case, because providers add fields to their deliveries at any time, and a decoder that
-// ignores case would take them for the parameter. Its errors are *fault.
+// request under webhookParam. log keeps the fields for the log. It drops fields that differ from
+// a declared parameter only in case, because providers add fields to their deliveries at any time,
+// and a decoder that ignores case would take them for the parameter. Its errors are *fault.
 func (d *delivery) arguments(log bool) (json.RawMessage, error) {
 	schema := d.tool.Method.schema()
 	list, err := parameters(d.request.Header, d.body, schema)
@@ -308,8 +331,11 @@ func (d *delivery) arguments(log bool) (json.RawMessage, error) {
 	if log {
 		d.fields = clipText(string(list.encode()), maxLogged)
 	}
-	arguments := append(list, member{webhookParam, d.meta()}).encode()
-	return arguments, d.held.grow(int64(len(arguments)))
+	if !d.doubled { // the body is in the arguments too, as rawBody
+		d.doubled = true
+		err = d.held.grow(int64(len(d.body)))
+	}
+	return append(list, member{webhookParam, d.meta()}).encode(), err
 }
 
 // meta returns what a method receives under webhookParam. The headers contain signatures and
@@ -571,8 +597,9 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 	return a, nil
 }
 
-// write writes the answer. The method's own Content-Type takes precedence.
-func (a *webhookAnswer) write(w http.ResponseWriter) {
+// write writes the answer. The method's own Content-Type takes precedence. If the answer finds no
+// room, write sends only its status, because the method has run, and returns errNoRoomToAnswer.
+func (a *webhookAnswer) write(x *reservation) error {
 	body := []byte(a.Body)
 	kind := "application/json"
 	if text, ok := unquote(a.Body); ok {
@@ -581,18 +608,29 @@ func (a *webhookAnswer) write(w http.ResponseWriter) {
 	} else if string(a.Body) == "null" {
 		body = nil
 	}
-	if len(body) > 0 {
-		w.Header().Set("Content-Type", kind)
+	if len(body) == 0 {
+		kind = ""
+	}
+	size := len(body)
+	for name, value := range a.Headers {
+		size += len(name) + len(value)
+		if http.CanonicalHeaderKey(name) == "Content-Type" {
+			kind = value
+		}
+	}
+	if x.grow(int64(size)) != nil {
+		x.write(a.Status, "")
+		return errNoRoomToAnswer
 	}
 	for name, value := range a.Headers {
-		w.Header().Set(name, value)
+		x.w.Header().Set(name, value)
 	}
-	w.WriteHeader(a.Status)
-	_ = writeBody(w, body) // an error means that the sender has gone
+	x.write(a.Status, kind, body)
+	return nil
 }
 
 // writeWebhookError writes an error as {"error": …}. Many providers show the body to the
 // person who set up the webhook.
-func writeWebhookError(w http.ResponseWriter, e *fault) {
-	writeJSON(w, e.Status, object{{"error", quote(e.Msg)}}.encode())
+func writeWebhookError(x *reservation, e *fault) {
+	x.writeJSON(e.Status, object{{"error", quote(clipText(e.Msg, maxError))}}.encode())
 }

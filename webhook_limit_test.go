@@ -213,7 +213,9 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 		{"a body that should replace the secret", testSecret, "handleSigned",
 			signature + half, " ",
 			401, unknownBodyTimeout},
-		{"a body that needs no secret", "", "handleIt", half, " ", 408, unknownBodyTimeout},
+		{"a body that needs no secret", "", "handleIt", half, " ", 408, bodyTimeout},
+		{"a body that only a signature proves", "", "handleSigned", signature + half, " ",
+			408, unknownBodyTimeout},
 	} {
 		runSynced(t, row.what, func(t *testing.T) {
 			m := module(t, "/w/m.usher:m handleIt handleSigned")
@@ -248,26 +250,34 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 }
 
 // webhooksOf returns the webhooks of modules, which take the secret or, with the key "k", a signature.
-func webhooksOf(modules *Registry) *Webhooks {
+func webhooksOf(modules *Registry) *testWebhooks {
 	config := webhookConfig{secret: testSecret, open: true, acceptSignatures: true, timeout: time.Minute}
-	return &Webhooks{
+	return &testWebhooks{newMemory(1<<20, strangers), &Webhooks{
 		webhookConfig: config,
 		modules:       modules,
-		memory:        newMemory(1<<20, strangers),
 		log:           quiet,
 		stopped:       context.Background(),
 		getenv:        func(string) string { return "k" },
 		inFlight:      counter[*Principal]{perKey: maxInFlight},
-	}
+	}}
+}
+
+// testWebhooks are Webhooks that answer requests as the daemon does.
+type testWebhooks struct {
+	memory *memory
+	*Webhooks
 }
 
 // ServeHTTP answers a request as the daemon does.
-func (h *Webhooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	handle(w, r, h.log, writeWebhookError, func() error { return h.serve(w, r) })
+func (h *testWebhooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	x := h.memory.serve(w, r)
+	defer x.end()
+	x.refuse = func(e *fault) { writeWebhookError(x, e) }
+	x.handle(h.log, func() error { return h.serve(x) })
 }
 
 // answer answers a request with headers, as for setHeaders, to a path below /webhook/.
-func (h *Webhooks) answer(method, path, headers string, body io.Reader) *httptest.ResponseRecorder {
+func (h *testWebhooks) answer(method, path, headers string, body io.Reader) *httptest.ResponseRecorder {
 	w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/webhook/"+path, body)
 	setHeaders(r, headers)
 	h.ServeHTTP(w, r)
@@ -292,7 +302,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 		{"arguments", senders, 6000, shown},
 	} {
 		h := webhooksOf(fixedRegistry(newCatalog([]*Module{m})))
-		used := h.memory.open(row.principal).counter
+		used := h.memory.reserve(row.principal).counter
 		full := used.perKey - row.left
 		used.reserve(row.principal, full)
 		headers := row.header + "\n" + signed("github", "k", body, time.Now())[0]
@@ -303,25 +313,45 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 	}
 }
 
-// An answer that finds no room is not sent.
+// An answer that finds no room becomes its status, because its method has run. Headers of a
+// _response need room like its body.
 func TestWebhookAnswerNeedsRoom(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		for _, method := range b.m.Methods {
 			method.IsHook = true
 		}
 		h := webhooksOf(b.server.modules)
-		used := h.memory.open(senders).counter
+		used := h.memory.reserve(senders).counter
 		const size = 5000
-		for room, want := range map[int64]int{
-			3*size + 1000: 500, // for the body, and the arguments, which contain it twice
-			5 * size:      200,
+		for room, fits := range map[int64]bool{
+			2*size + 1000: false, // for the body, which counts twice
+			4 * size:      true,
 		} {
 			full := used.perKey - room
 			used.reserve(senders, full)
 			body := `{"seconds":1,"echo":"` + strings.Repeat("x", size) + `"}`
 			w := h.answer("POST", "m/wait", shown, strings.NewReader(body))
-			check(t, fmt.Sprint("room for ", room, " bytes: status"), w.Code, want)
+			what := fmt.Sprint("room for ", room, " bytes: ")
+			check(t, what+"status", w.Code, 200)
+			check(t, what+"it has a body", w.Body.Len() > 0, fits)
 			used.release(senders, full)
+		}
+		for _, part := range []string{"headers", "body"} {
+			a := &webhookAnswer{Status: 201, Headers: map[string]string{"X-Own": "x"}, Body: []byte(`"x"`)}
+			if part == "headers" {
+				a.Headers["X-Own"] = strings.Repeat("x", size)
+			} else {
+				a.Body = quote(strings.Repeat("x", size))
+			}
+			used.reserve(senders, used.perKey-size)
+			w := httptest.NewRecorder()
+			x := h.memory.serve(w, nil)
+			must(t, x.countFor(senders))
+			check(t, part+" without room: error", a.write(x), errNoRoomToAnswer)
+			check(t, part+" without room: status", w.Code, 201)
+			check(t, part+" without room: header", w.Header().Get("X-Own"), "")
+			check(t, part+" without room: body", w.Body.Len(), 0)
+			used.release(senders, used.perKey-size)
 		}
 	})
 }

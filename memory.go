@@ -1,0 +1,286 @@
+// Bytes: what usher holds in memory for others, by one rule. A byte counts for its principal
+// from the moment usher reads or makes it until usher has written or dropped it, whatever carries
+// it. A reservation counts the bytes of one request. The request's body is read and its answer is
+// written through the reservation, which ends when the connection has the last byte. Nothing
+// here depends on MCP methods or webhooks.
+//
+// What usher makes of a body or of a line of a process takes the place of that body or line, and
+// counts in its stead: decoded objects can be twenty times as large for a moment. Nobody's are:
+// lists that all callers share, until one is copied for an answer; errors, of at most maxError;
+// usher's own notifications; and the line that a process has sent until its id names a call.
+
+package main
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	bodyTimeout        = 30 * time.Second // for a request's headers and body to arrive
+	unknownBodyTimeout = 10 * time.Second // for a whole body of an unauthenticated sender to arrive
+	writeTimeout       = 30 * time.Second // for the client to accept the next maxWrite of an answer
+)
+
+// memory limits the bytes that are held for principals. Safe for concurrent use.
+type memory struct {
+	maxBody   int64        // bytes of one body
+	strangers any          // the principal of all unauthenticated senders
+	unknown   counter[any] // bytes held for strangers
+	known     counter[any] // bytes held for the other principals
+
+	mu       sync.Mutex
+	arriving []*reservation // for bodies of strangers, the oldest first
+}
+
+// newMemory returns a memory for requests whose bodies have at most maxBody bytes.
+func newMemory(maxBody int64, strangers any) *memory {
+	m := &memory{maxBody: maxBody, strangers: strangers}
+	m.unknown.perKey = max(maxHeldUnknown, maxBody)
+	m.known.perKey = max(maxHeldOf, 2*maxBody)
+	m.known.total = max(maxHeld-m.unknown.perKey, m.known.perKey)
+	return m
+}
+
+// reserve returns an empty reservation for a principal. Principals are compared with ==. The
+// caller must end the reservation.
+func (m *memory) reserve(principal any) *reservation {
+	r := &reservation{memory: m, principal: principal, counter: &m.known}
+	if principal == m.strangers {
+		r.counter = &m.unknown
+	}
+	return r
+}
+
+// serve returns the reservation of an HTTP request, whose principal is not known yet. The
+// caller must set path and refuse, and end the reservation when the request is answered.
+func (m *memory) serve(w http.ResponseWriter, req *http.Request) *reservation {
+	r := m.reserve(nil)
+	r.w = w
+	r.req = req
+	return r
+}
+
+// dropOldest drops the oldest arriving body, and reports whether there was one.
+func (m *memory) dropOldest() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.arriving) == 0 {
+		return false
+	}
+	oldest := m.arriving[0]
+	m.arriving = m.arriving[1:]
+	http.NewResponseController(oldest.w).SetReadDeadline(time.Unix(1, 0)) // its read ends now
+	oldest.end()
+	return true
+}
+
+// errNoRoom refuses a request that finds no room, or is dropped to make room for others.
+// errNoRoomToAnswer is sent instead of an answer that finds no room.
+var (
+	errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
+		"too many requests and unread answers: try again").retryAfter(5)
+	errNoRoomToAnswer error = httpErrorf(http.StatusInternalServerError,
+		"too many unread answers: read some")
+)
+
+// reservation counts the bytes of a memory that one request or connection uses. The methods
+// that count are safe for concurrent use; those that read and write are for one goroutine.
+type reservation struct {
+	memory    *memory
+	principal any
+	counter   *counter[any] // of bytes held for principals like this one
+	size      atomic.Int64  // bytes
+
+	// Of an HTTP request, else zero:
+	w      http.ResponseWriter
+	req    *http.Request
+	path   string       // as the log may show it; "" for a path that it may not show
+	refuse func(*fault) // writes an error in the endpoint's format
+}
+
+// isUnknown reports whether the reservation is that of an unauthenticated sender.
+func (r *reservation) isUnknown() bool { return r.counter == &r.memory.unknown }
+
+// countFor makes the reservation count for a principal from now on, or returns errNoRoom. No
+// other goroutine may use the reservation meanwhile.
+func (r *reservation) countFor(principal any) error {
+	next := r.memory.reserve(principal)
+	size := r.size.Load()
+	if err := next.grow(size); err != nil {
+		return err
+	}
+	r.counter.release(r.principal, size)
+	r.principal = next.principal
+	r.counter = next.counter
+	return nil
+}
+
+// grow counts n more bytes, or returns errNoRoom. If unauthenticated senders have no room,
+// their oldest bodies that are still arriving make room.
+func (r *reservation) grow(n int64) error {
+	for !r.counter.reserve(r.principal, n) {
+		if !r.isUnknown() || !r.memory.dropOldest() {
+			return errNoRoom
+		}
+	}
+	r.size.Add(n)
+	return nil
+}
+
+// shrink gives back n bytes.
+func (r *reservation) shrink(n int64) {
+	r.size.Add(-n)
+	r.counter.release(r.principal, n)
+}
+
+// end gives back all bytes. It may be called again.
+func (r *reservation) end() { r.counter.release(r.principal, r.size.Swap(0)) }
+
+// handle answers an HTTP request by serve, which writes an answer or returns an error. handle logs
+// the error and refuses the request with it, while what usher holds for the request still counts.
+// An error without a status is shown as an internal error, except that an *rpcError has one. Every
+// request passes handle once.
+func (r *reservation) handle(log *slog.Logger, serve func() error) {
+	err := func() (err error) {
+		defer catch(log, &err)
+		return serve()
+	}()
+	if err == nil {
+		return
+	}
+	path := slog.Attr{}
+	if r.path != "" {
+		path = slog.String("path", r.path)
+	}
+	log = log.With(path, "request", r.w.Header().Get(requestIDHeader), senderAttrs(r.req))
+	e, isFault := errors.AsType[*fault](err)
+	rpc, isRPC := errors.AsType[*rpcError](err)
+	switch {
+	case !isFault && isRPC:
+		e = httpErrorf(rpcStatus(rpc.Code), "%s", rpc.Message)
+		e.RPC = rpc
+	case !isFault:
+		log.Error("internal error", "err", err)
+		e = errInternal
+	}
+	if e != errInternal {
+		log.Info("refused", "status", e.Status, "why", clipText(explain(e), maxLogged))
+	}
+	maps.Copy(r.w.Header(), e.Header)
+	r.refuse(e)
+}
+
+// receive reads the body of a request for its principal. If the announced length of the body is
+// over the limit, receive reads nothing. The body of an unauthenticated sender may be dropped to
+// make room. Errors are *fault. Reading a body to its end also lets net/http notice that the client
+// disconnects.
+func (r *reservation) receive(principal any) (body []byte, err error) {
+	_ = r.countFor(principal) // counts nothing yet
+	limit := r.memory.maxBody
+	if r.req.ContentLength > limit {
+		err = &http.MaxBytesError{Limit: limit}
+	} else {
+		body, err = r.readAll(http.MaxBytesReader(r.w, r.req.Body, limit))
+	}
+	if err == nil {
+		r.req.Body = http.NoBody // nothing is left to skip
+		// net/http lifts the deadline at the end of a body, but there may be none.
+		http.NewResponseController(r.w).SetReadDeadline(time.Time{})
+		markAdmitted(r.req)
+		return body, nil
+	}
+	r.w.Header().Set("Connection", "close") // the rest of the body is not read
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
+	switch {
+	case err == errNoRoom:
+	case tooLarge:
+		err = httpErrorf(http.StatusRequestEntityTooLarge,
+			"the body is larger than %s (-max-body)", formatSize(limit))
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = httpErrorf(http.StatusRequestTimeout, "the body did not arrive in time")
+	default:
+		err = httpErrorf(http.StatusBadRequest, "can't read the body").because(err)
+	}
+	return nil, err
+}
+
+// readAll reads a body until its end or its deadline, or until it is dropped. The deadline is
+// that of the server, and an earlier one for unauthenticated senders.
+func (r *reservation) readAll(body io.Reader) ([]byte, error) {
+	m := r.memory
+	if r.isUnknown() {
+		http.NewResponseController(r.w).SetReadDeadline(time.Now().Add(unknownBodyTimeout))
+		m.mu.Lock()
+		m.arriving = append(m.arriving, r)
+		m.mu.Unlock()
+	}
+	all, err := io.ReadAll(io.TeeReader(body, r))
+	m.mu.Lock()
+	if r.isUnknown() && !slices.Contains(m.arriving, r) {
+		err = errNoRoom // it was dropped
+	}
+	m.arriving = remove(m.arriving, r)
+	m.mu.Unlock()
+	return all, err
+}
+
+// Write counts bytes of the body that have arrived.
+func (r *reservation) Write(part []byte) (int, error) { return len(part), r.grow(int64(len(part))) }
+
+// answer writes a complete answer, which counts until it is written. If it finds no room, answer
+// writes nothing and returns errNoRoomToAnswer.
+func (r *reservation) answer(status int, kind string, body []byte) error {
+	if r.grow(int64(len(body))) != nil {
+		return errNoRoomToAnswer
+	}
+	r.write(status, kind, body)
+	return nil
+}
+
+// write writes a complete answer that counts already, or counts for nobody. kind is its content
+// type, "" for none.
+func (r *reservation) write(status int, kind string, parts ...[]byte) {
+	h := r.w.Header()
+	if kind != "" {
+		h.Set("Content-Type", kind)
+	}
+	if status != http.StatusNoContent && status != http.StatusNotModified {
+		size := 0
+		for _, part := range parts {
+			size += len(part)
+		}
+		h.Set("Content-Length", strconv.Itoa(size)) // else net/http sends chunks
+	}
+	r.w.WriteHeader(status)
+	_ = r.writeParts(parts...) // an error means that the client has gone
+}
+
+// writeJSON is write for JSON.
+func (r *reservation) writeJSON(status int, value []byte) {
+	r.write(status, "application/json", value, []byte{'\n'})
+}
+
+// writeParts writes parts in chunks, each with a deadline. Without deadlines, a write to a
+// client that vanished would never end once the buffers are full.
+func (r *reservation) writeParts(parts ...[]byte) error {
+	control := http.NewResponseController(r.w)
+	for _, part := range parts {
+		for chunk := range slices.Chunk(part, maxWrite) {
+			_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // some tests don't support it
+			if _, err := r.w.Write(chunk); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
