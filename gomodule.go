@@ -297,7 +297,7 @@ func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary strin
 		err = os.WriteFile(overlayFile, marshal(map[string]any{"Replace": replace}), 0o600)
 	}
 	if err != nil {
-		return nil, err
+		return newParts(nil), err
 	}
 	// The main comes first, because variables are initialized in the order of the files. No
 	// -tags: named files are built whatever their constraints are, and the tag must not reach

@@ -511,3 +511,14 @@ func exchangeLines(p *modulePeer, lines []lineExchange) {
 		checkContains(p.T, "after "+line.send, p.Next(), line.want)
 	}
 }
+
+// A build that fails before the go command runs, as on a full disk, leaves parts with which later scans
+// can go on.
+func TestFailedBuildHasParts(t *testing.T) {
+	source, err := parseGoModule("m.usher.go", []byte(goHead))
+	must(t, err)
+	noFolder := t.TempDir() + "/gone"
+	loaded, err := source.build(t.Context(), newGroups(quiet), t.TempDir(), noFolder, noFolder+"/binary")
+	check(t, "it failed", err != nil, true)
+	check(t, "it has parts", loaded != nil && !loaded.changed(), true)
+}

@@ -136,15 +136,20 @@ func approveAll(t *testing.T, data string, dirs ...string) int {
 	return len(news)
 }
 
-// refusedModules returns the names of the modules that a start with the folders refuses.
-func refusedModules(t *testing.T, data string, dirs ...string) (names []string) {
+// approvingRegistry returns a registry of the folders, whose modules need an approval.
+func approvingRegistry(t *testing.T, data string, dirs ...string) *Registry {
 	t.Helper()
-	r := registryOf(t, registryConfig{
+	return registryOf(t, registryConfig{
 		Roots:    dirs,
 		Approved: data + "/" + approvedName,
 		Served:   dirs,
 	})
-	for _, s := range r.catalog.Load().modules {
+}
+
+// refusedModules returns the names of the modules that a start with the folders refuses.
+func refusedModules(t *testing.T, data string, dirs ...string) (names []string) {
+	t.Helper()
+	for _, s := range approvingRegistry(t, data, dirs...).catalog.Load().modules {
 		if errors.Is(s.Err, errUnapproved) {
 			names = append(names, s.Name)
 		}
@@ -184,12 +189,7 @@ func TestBrokenRecordApprovesNothing(t *testing.T) {
 	write(t, dir+"/m.usher.py", "")
 	for _, broken := range []string{"{", "", "null", "[]", `{"` + dir + `":null}`, `{"/other":null}`} {
 		write(t, data+"/"+approvedName, broken)
-		r := registryOf(t, registryConfig{
-			Roots:    []string{dir},
-			Approved: data + "/" + approvedName,
-			Served:   []string{dir},
-		})
-		err := r.catalog.Load().modules[0].Err
+		err := approvingRegistry(t, data, dir).catalog.Load().modules[0].Err
 		check(t, broken+" approves nothing", errors.Is(err, errUnapproved), true)
 		checkContains(t, broken, err.Error(), "run usher approve, which says why approved.json is broken")
 		out, errs, status := usher(t, "serve", "-base", data+"/..", "-require-claim", dir)
@@ -266,6 +266,11 @@ func TestInterpreterIsHashed(t *testing.T) {
 		{"the content of that", func() { write(t, dir+"/.bin/own", "3") }, []string{"m"}},
 	} {
 		approveAll(t, data, dir)
+		r := approvingRegistry(t, data, dir)
+		for _, m := range r.catalog.Load().modules {
+			_, err := r.checkApproved(m.source)
+			check(t, "the check before a start, before a change of "+step.what, err, nil)
+		}
 		step.change()
 		check(t, "refused after a change of "+step.what, refusedModules(t, data, dir),
 			step.refused)
