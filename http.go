@@ -102,8 +102,12 @@ func catch(log *slog.Logger, err *error) {
 const requestIDHeader = "X-Request-Id"
 
 // isProxied reports whether a request came through a proxy. Such a request may come from
-// anywhere, even if the daemon listens on loopback only.
+// anywhere, even if the daemon listens on loopback only. nginx before 1.30 adds no header, but
+// sends HTTP/1.0, which clients hardly do.
 func isProxied(r *http.Request) bool {
+	if !r.ProtoAtLeast(1, 1) {
+		return true
+	}
 	for name := range r.Header {
 		if strings.HasPrefix(name, "X-Forwarded-") || slices.Contains(proxyHeaders, name) {
 			return true

@@ -5,7 +5,6 @@ package main
 import (
 	"bufio"
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,11 +12,9 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -73,6 +70,20 @@ func TestProxyIsForeign(t *testing.T) {
 					t.Errorf("MCP with %s: %d, want %d: %s", header, a.Status, row.mcp, a.Body)
 				}
 			}
+			// nginx before 1.30 sends HTTP/1.0 by default, and no header.
+			post := func(version, path, body string) answer {
+				return d.raw(t, fmt.Sprintf("POST /%s HTTP/%s\r\nHost: localhost\r\n%s\r\n"+
+					"Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"+
+					"Connection: close\r\nContent-Length: %d\r\n\r\n%s", path, version, shown, len(body), body))
+			}
+			wantStatus(t, "a delivery over HTTP/1.0", post("1.0", "webhook/a/handleIt", `{}`), row.webhook)
+			wantStatus(t, "a delivery over HTTP/1.1", post("1.1", "webhook/a/handleIt", `{}`), row.own)
+			if row.mcp != 0 {
+				wantStatus(t, "MCP over HTTP/1.0", post("1.0", "", initialize), row.mcp)
+				wantStatus(t, "MCP over HTTP/1.1", post("1.1", "", initialize), 200)
+			}
+			health := d.raw(t, "GET /healthz HTTP/1.0\r\nHost: x\r\n\r\n")
+			wantStatus(t, "a probe over HTTP/1.0", health, 200)
 		})
 	}
 }
@@ -137,8 +148,6 @@ type slowBody struct {
 	net.Conn
 	answer *bufio.Reader
 }
-
-type zeros struct{}
 
 func sendBody(t *testing.T, s *httptest.Server, header string, announced, sent int) *slowBody {
 	t.Helper()
@@ -212,30 +221,6 @@ func TestAnnouncedLengthIsChecked(t *testing.T) {
 	answer.Body.Close()
 	check(t, "status without a length", answer.StatusCode, 413)
 }
-
-// checkOpen checks whether the server has closed a connection.
-func checkOpen(t *testing.T, what string, conn net.Conn, want bool) {
-	t.Helper()
-	conn.SetReadDeadline(time.Now().Add(time.Millisecond))
-	_, err := io.Copy(io.Discard, conn)
-	check(t, what+" is open", errors.Is(err, os.ErrDeadlineExceeded), want)
-}
-
-// dial opens a connection and sends a request, unless it is empty. If read is set, dial
-// reads the answer.
-func (b *bubble) dial(request string, read bool) net.Conn {
-	conn, err := b.conns.dial(b.T.Context(), "", "")
-	must(b.T, err)
-	io.WriteString(conn, request)
-	if read {
-		_, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		must(b.T, err)
-	}
-	synctest.Wait()
-	return conn
-}
-
-const probe = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 // Connections that show nothing are bounded: idle ones make room, then the oldest. Others
 // stay, and newcomers are served.
@@ -354,5 +339,3 @@ func FuzzAdmit(f *testing.F) {
 		}
 	})
 }
-
-func (zeros) Read(b []byte) (int, error) { return len(b), nil }

@@ -79,6 +79,10 @@ const (
 	maxInstructions = 50      // modules named in the instructions
 	maxSuspended    = 64      // suspended calls per principal
 
+	// signature.go: one delivery.
+	maxSignatures    = 16      // signatures
+	maxSignatureSize = 4 << 10 // bytes of the headers with signatures
+
 	// session.go, transport.go: sessions and their streams.
 	maxSessionsOf = 1000 // sessions in memory per principal; the oldest idle ones are forgotten
 	maxInFlight   = 256  // requests in flight per principal, until their answers are written; and deliveries

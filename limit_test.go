@@ -69,6 +69,8 @@ var limitTests = map[string]string{
 	"maxEnded":          "TestEndedClaimsAreKnown",
 	"guessBudget":       "TestGuessesTakeTurns",
 	"guessRate":         "TestGuessesTakeTurns",
+	"maxSignatures":     "TestSignaturesAreBounded",
+	"maxSignatureSize":  "TestSignaturesAreBounded",
 	"maxSource":         "TestOnlyRegularFilesAreRead",
 	"maxCheckDepth":     "TestArgumentsAreChecked",
 	"maxExecutable":     "a test would read a GiB; it is the check of maxSource with another number",

@@ -134,8 +134,11 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 			tool.Webhook = cmp.Or(daemonURL, defaultURL) + webhookPrefix[1:] + hook.HookPath
 			tool.Signed = t.Method.Signature != ""
 		}
-		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
+		rule, err := parseSignature(t.Method.Signature, a.getenv)
+		if err != nil {
 			tool.Fails = err.Error()
+		} else if strings.Trim(string(rule.key), `"'`) != string(rule.key) {
+			note("%s: the key in %s has quotes, which count", tool.Method, rule.variable)
 		}
 		l.Tools = append(l.Tools, tool)
 		if len(t.Name) > maxToolName {

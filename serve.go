@@ -213,13 +213,13 @@ func (f *serveFlags) exposure() string {
 	return ""
 }
 
-// whoSendsWebhooks returns a sentence on what senders of webhooks need. If webhooks are off, it
-// names the flag or the address that is the reason: the owner may have added it for MCP only.
+// whoSendsWebhooks returns a sentence on what senders of webhooks need. If unsigned webhooks are
+// off, it names the flag or the address that is the reason: the owner may have added it for MCP only.
 func (f *serveFlags) whoSendsWebhooks() string {
 	hooks := f.webhooks
 	switch {
 	case hooks.secret == "" && !hooks.open && !hooks.local:
-		return fmt.Sprintf("Webhooks are off (%s): set %s or -open-webhooks",
+		return fmt.Sprintf("Webhooks are off unless signed (%s): set %s",
 			cmp.Or(f.exposure(), "-require-claim"), webhookSecretVar)
 	case hooks.secret == "":
 		return "Webhooks need no secret: " + webhookSecretVar + " is not set"

@@ -89,7 +89,8 @@ func parseSignature(tag string, getenv func(string) string) (r signatureRule, er
 	if scheme.times == nil {
 		scheme.times = scheme.headers
 	}
-	r = signatureRule{scheme, words[1], words[n-1], []byte(getenv(words[n-1]))}
+	key := getenv(words[n-1])
+	r = signatureRule{scheme, words[1], words[n-1], []byte(key)}
 	switch {
 	case !known:
 		err = fmt.Errorf("no scheme %q: want one of %s",
@@ -100,8 +101,10 @@ func parseSignature(tag string, getenv func(string) string) (r signatureRule, er
 		err = fmt.Errorf("%q can't be the name of a header", r.headers[0])
 	case !isSecretVariable(r.variable):
 		err = fmt.Errorf("%s: want a name that ends in _WEBHOOK_SECRET or _SIGNING_SECRET", r.variable)
-	case len(r.key) == 0:
+	case key == "":
 		err = fmt.Errorf("%s is not set", r.variable)
+	case strings.TrimSpace(key) != key:
+		err = fmt.Errorf("%s has white space around it", r.variable)
 	default:
 		err = r.decodeKey()
 	}
@@ -131,12 +134,12 @@ func (r *signatureRule) decodeKey() (err error) {
 
 // verify verifies the signature of a body. Its errors are for the log.
 func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error {
-	if r.scheme == "" {
-		return errors.New("the secret is missing or wrong, and the method has no @signature")
-	}
-	signatures := headerWords(h, r.headers)
-	if len(signatures) == 0 {
+	signatures := r.signatures(h)
+	switch {
+	case len(signatures) == 0:
 		return fmt.Errorf("no signature in %s", strings.Join(r.headers, ", "))
+	case len(signatures) > maxSignatures || len(strings.Join(signatures, "")) > maxSignatureSize:
+		return errors.New("too many signatures")
 	}
 	stamp := ""
 	if r.prefix != "" { // each prefix contains a time
@@ -192,6 +195,14 @@ func (r *signatureRule) keyHeader() string {
 	return ""
 }
 
+// signatures returns the words that may be signatures in the headers of a delivery: all except times
+// and versions, such as v1.
+func (r *signatureRule) signatures(h http.Header) []string {
+	return slices.DeleteFunc(headerWords(h, r.headers), func(word string) bool {
+		return len(word) < 3 || r.time != "" && strings.HasPrefix(word, r.time)
+	})
+}
+
 // headerWords returns the words in the named headers. Spaces, commas and semicolons separate
 // them.
 func headerWords(h http.Header, names []string) (words []string) {
@@ -231,14 +242,17 @@ func checkRecent(stamp string, now time.Time) error {
 }
 
 // challenge returns the answer to a verified request by which the provider tests the URL, or
-// nil if the request is for the method. Zoom repeats its test every 72 hours.
+// nil if the request is for the method: only a request with all marks of a test is one. Discord's
+// webhook events have the type of its ping, but not the token of an interaction. Zoom repeats its
+// test every 72 hours.
 func (r *signatureRule) challenge(body []byte) json.RawMessage {
 	list := members(body)
+	token := list.object("payload").text("plainToken")
+	isPing := string(list.get("type")) == "1" && list.text("id") != "" && list.text("token") != ""
 	switch {
-	case r.scheme == "discord" && string(list.get("type")) == "1":
+	case r.scheme == "discord" && isPing && list.get("event") == nil:
 		return json.RawMessage(`{"type":1}`)
-	case r.scheme == "zoom" && list.text("event") == "endpoint.url_validation":
-		token := list.object("payload").text("plainToken")
+	case r.scheme == "zoom" && list.text("event") == "endpoint.url_validation" && token != "":
 		sum := hex.EncodeToString(r.mac(token, nil))
 		return object{{"plainToken", quote(token)}, {"encryptedToken", quote(sum)}}.encode()
 	}

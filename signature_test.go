@@ -5,7 +5,6 @@ package main
 
 import (
 	"crypto/ed25519"
-	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -41,13 +40,6 @@ const standardSigned = "webhook-id: ID\nwebhook-timestamp: TIME\n" +
 
 // signedText matches a signature in a form.
 var signedText = regexp.MustCompile(`(HEX|BASE64|ED25519)\(.*?\)`)
-
-// hmacOf signs from the providers' documents, not with the code under test.
-func hmacOf(key, text string) []byte {
-	mac := hmac.New(sha256.New, []byte(key))
-	mac.Write([]byte(text))
-	return mac.Sum(nil)
-}
 
 // sign returns the headers of a form, as "Name: value", for a body. The raw key signs; the variable
 // contains what shownKey makes of it.
@@ -199,6 +191,49 @@ func TestNearlySignedIsUnsigned(t *testing.T) {
 			check(t, fmt.Sprintf("good (%v)", err), err == nil, row.good)
 		})
 	}
+}
+
+// A delivery with more than maxSignatures signatures, or more than maxSignatureSize bytes of them, is
+// refused. Times and versions are no signatures.
+func TestSignaturesAreBounded(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	many := func(word string, n int) string { return strings.Repeat(word, n) }
+	for _, row := range []struct {
+		scheme, form string
+		good         bool
+	}{
+		{"github", "X-Hub-Signature-256: " + many("sha256=00,", 15) + "HEX(BODY)", true},
+		{"github", "X-Hub-Signature-256: " + many("sha256=00,", 16) + "HEX(BODY)", false},
+		{"github", many("X-Hub-Signature: sha1=00\n", 16) + "X-Hub-Signature-256: HEX(BODY)", false},
+		{"stripe", "Stripe-Signature: t=TIME," + many("v1=00,", 15) + "v1=HEX(TIME.BODY)", true},
+		{"stripe", "Stripe-Signature: t=TIME," + many("v1=00,", 16) + "v1=HEX(TIME.BODY)", false},
+		{"standard", strings.Replace(standardSigned, "v1,AAAA", many("v1,AAAA ", 15), 1), true},
+		{"standard", strings.Replace(standardSigned, "v1,AAAA", many("v1,AAAA ", 16), 1), false},
+		{"hmac x-own", "X-Own: " + many("0", maxSignatureSize-64) + ",HEX(BODY)", true},
+		{"hmac x-own", "X-Own: " + many("0", maxSignatureSize-63) + ",HEX(BODY)", false},
+	} {
+		t.Run(row.scheme+", "+clipText(row.form, 60), func(t *testing.T) {
+			h := headerOf(sign(row.form, "a key", "{}", now)...)
+			key := shownKey(strings.Fields(row.scheme)[0], "a key")
+			err := verifySigned(row.scheme, key, h, []byte("{}"), now)
+			check(t, fmt.Sprintf("good (%v)", err), err == nil, row.good)
+		})
+	}
+}
+
+// A key with white space around it serves nobody.
+func TestKeysHaveNoSpaceAround(t *testing.T) {
+	for _, key := range []string{"battery\n", "battery\r", "\tbattery", " battery", "battery\u00a0"} {
+		t.Run(fmt.Sprintf("%q", key), func(t *testing.T) {
+			err := verifySigned("github", key, nil, nil, time.Now())
+			checkContains(t, "the error of the rule", fmt.Sprint(err), "white space")
+			flags := &serveFlags{addr: "localhost:1", registry: &registryConfig{}}
+			err = flags.check(func(string) (string, bool) { return key, true })
+			checkContains(t, "the error of the service secret", fmt.Sprint(err), "white space")
+		})
+	}
+	err := verifySigned("token X-Key", "Basic a b", headerOf("X-Key: Basic a b"), nil, time.Now())
+	check(t, "the error for a key with white space inside", err, nil)
 }
 
 // A signed time may be five minutes off.
@@ -394,7 +429,11 @@ func TestSignatureChallenges(t *testing.T) {
 		{"Zoom", challenge, answer},
 		{"Zoom", `{"event":"meeting.started"}`, ""},
 		{"Zoom", `{"type":1}`, ""},
-		{"Discord", `{"type":1}`, `{"type":1}`},
+		{"Zoom", `{"event":"endpoint.url_validation","payload":{}}`, ""},
+		{"Discord", `{"application_id":"1","id":"2","token":"x","type":1,"user":{},"version":1}`, `{"type":1}`},
+		{"Discord", `{"version":1,"application_id":"1","type":1,"event":{"type":"ENTITLEMENT_CREATE"}}`, ""},
+		{"Discord", `{"version":1,"application_id":"1","type":0}`, ""},
+		{"Discord", `{"type":1,"id":"2"}`, ""},
 		{"Discord", `{"type":2}`, ""},
 		{"Discord", challenge, ""},
 	} {
@@ -445,7 +484,7 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 		{"@signature token WH_KEY_SIGNING_SECRET", "such as @signature token X-Signature WH_KEY"},
 		{"@signature hmac X-Signature: WH_KEY_SIGNING_SECRET", "the name of a header"},
 	}
-	tools := []string{"handleRuns=runs"}
+	tools := []string{"handleRuns=runs", "handleQuoted: @signature slack WH_QUOTED_SIGNING_SECRET"}
 	for i, p := range problems {
 		tools = append(tools, fmt.Sprint("handle", i, ": ", p.doc))
 	}
@@ -455,6 +494,8 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 		"WH_EMPTY_SIGNING_SECRET": "",
 		"WH_SHORT_SIGNING_SECRET": "abcd",
 		"WH_BLANK_SIGNING_SECRET": "whsec_",
+
+		"WH_QUOTED_SIGNING_SECRET": `"battery"`,
 	}
 	for unshown, secret := range map[int]string{503: "", 401: testSecret} {
 		if secret != "" {
@@ -482,6 +523,7 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 		note, _, _ = strings.Cut(note, "\n")
 		checkContains(t, "the note in usher modules", note, p.said, "its deliveries fail")
 	}
+	checkContains(t, "usher modules", report, "note: handleQuoted: the key in WH_QUOTED_SIGNING_SECRET has quotes")
 }
 
 // No header, whatever is in it, is taken for a signature that was not made with the key.
@@ -511,6 +553,9 @@ func FuzzSignatureHeaders(f *testing.F) {
 			h.Set(name, value)
 		}
 		if strings.Contains(signature, "t=") { // another time
+			return
+		}
+		if len(signature) > maxSignatureSize/2 || len(headerWords(http.Header{"A": {signature}}, []string{"A"})) > 8 {
 			return
 		}
 		if verifySigned(scheme, key, h, body, now) != nil {

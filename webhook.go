@@ -42,8 +42,8 @@ const (
 type webhookConfig struct {
 	secret           string // "" if no secret is set
 	open             bool   // if no secret is set, senders need none
-	local            bool   // if no secret is set, senders on this machine need none
-	acceptSignatures bool   // a verified signature replaces the secret
+	local            bool   // the same for senders on this machine
+	acceptSignatures bool   // a verified signature replaces the secret, if one is set
 	logArguments     bool   // of deliveries
 	timeout          time.Duration
 }
@@ -61,18 +61,18 @@ type Webhooks struct {
 
 // delivery is one request on its way to a method. receive fills it in, step by step.
 type delivery struct {
-	held      *reservation
-	request   *http.Request
-	id        string
-	path      string // below webhookPrefix
-	received  time.Time
-	hasSecret bool // the secret is right, or none is needed
-	body      []byte
-	inFlight  bool          // inFlight counts the delivery
-	doubled   bool          // the body counts twice
-	tool      *Item         // whose method is called; nil until it is found
-	rule      signatureRule // of the method; zero for none
-	fields    string        // of the body, for the log; "" unless they are logged
+	held     *reservation
+	request  *http.Request
+	id       string
+	path     string // below webhookPrefix
+	received time.Time
+	unproven error // why only a signature can admit the sender; nil after the secret, or if none is needed
+	body     []byte
+	inFlight bool          // inFlight counts the delivery
+	doubled  bool          // the body counts twice
+	tool     *Item         // whose method is called; nil until it is found
+	rule     signatureRule // of the method; zero for none
+	fields   string        // of the body, for the log; "" unless they are logged
 }
 
 // serve answers a request for a path below webhookPrefix, and logs it. The caller has
@@ -153,7 +153,7 @@ func (h *Webhooks) loggedPath(d *delivery) string {
 func (h *Webhooks) deliver(d *delivery) (*webhookAnswer, error) {
 	err := h.receive(d)
 	// A lack of room says nothing about what exists, and passes, so the sender should try again.
-	if err != nil && err != errNoRoom && !d.hasSecret {
+	if err != nil && err != errNoRoom && d.unproven != nil {
 		return nil, errUnauthorized(err)
 	}
 	if err != nil {
@@ -174,12 +174,9 @@ func (h *Webhooks) deliver(d *delivery) (*webhookAnswer, error) {
 // the secret or the signature is verified.
 func (h *Webhooks) receive(d *delivery) (err error) {
 	r := d.request
-	d.hasSecret = h.secret == "" || isSameSecret(r.Header.Get(secretHeader), h.secret)
+	d.unproven = h.checkSecret(r)
 	switch {
-	case h.secret == "" && !h.open && (!h.local || isProxied(r)):
-		return httpErrorf(http.StatusUnauthorized,
-			"webhooks are off: set %s or -open-webhooks", webhookSecretVar)
-	case !d.hasSecret && !h.acceptSignatures:
+	case d.unproven != nil && h.secret != "" && !h.acceptSignatures:
 		return errors.New("the secret is missing or wrong, and signatures need -accept-signatures")
 	case r.Method != http.MethodPost:
 		return errMethod("POST")
@@ -187,15 +184,15 @@ func (h *Webhooks) receive(d *delivery) (err error) {
 	if err := h.find(r.Context(), d); err != nil {
 		return err
 	}
-	if !d.hasSecret && headerWords(r.Header, d.rule.headers) == nil {
+	if d.unproven != nil && len(d.rule.signatures(r.Header)) == 0 {
 		return d.verify() // fails
 	}
 	// A sender that still has to prove itself by a signature learns of a wrong type only then.
-	if _, _, err := parseType(r.Header); err != nil && d.hasSecret {
+	if _, _, err := parseType(r.Header); err != nil && d.unproven == nil {
 		return err
 	}
 	sender := strangers
-	if d.hasSecret && (h.secret != "" || d.rule.scheme == "") {
+	if d.unproven == nil && (h.secret != "" || d.rule.scheme == "") {
 		sender = senders
 	}
 	d.body, err = d.held.receive(sender)
@@ -208,6 +205,18 @@ func (h *Webhooks) receive(d *delivery) (err error) {
 	return d.held.countFor(senders)
 }
 
+// checkSecret returns nil if the sender of a request has shown the secret, or needs none. Otherwise,
+// it returns the reason why only a signature can admit the request.
+func (h *Webhooks) checkSecret(r *http.Request) error {
+	switch {
+	case h.secret != "" && !isSameSecret(r.Header.Get(secretHeader), h.secret):
+		return errors.New("the secret is missing or wrong, and the method has no @signature")
+	case h.secret == "" && !h.open && (!h.local || isProxied(r)):
+		return fmt.Errorf("unsigned webhooks are off for this sender: set %s or -open-webhooks", webhookSecretVar)
+	}
+	return nil
+}
+
 // find finds the method of a delivery, and how the delivery must be signed. If there is
 // no method at the path yet, find waits for modules that are being introspected: a sender may
 // take a 404 for the end of the webhook, and not try again. At the start, find always waits for
@@ -218,7 +227,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	// Webhooks are not scoped: whoever has the secret may deliver to all of them.
 	tool, claimants := h.modules.View(scopeAll(), nil).Hook(d.path)
 	if tool == nil && claimants == nil {
-		if d.hasSecret {
+		if d.unproven == nil {
 			h.modules.Refresh(d.received)
 		}
 		ready = h.modules.WaitAll(ctx, startupTime, scopeAll())
@@ -297,9 +306,6 @@ func callError(ctx context.Context, err error) error {
 	if argument, ok := errors.AsType[*argumentError](err); ok {
 		return httpErrorf(http.StatusBadRequest, "%v", argument)
 	}
-	if errors.Is(err, errStopping) {
-		return httpErrorf(http.StatusServiceUnavailable, "%v: try again", err).retryAfter(5)
-	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout) {
 		return httpErrorf(http.StatusGatewayTimeout,
 			"the method did not answer in time (-webhook-timeout, -call-timeout)")
@@ -371,21 +377,25 @@ func (d *delivery) meta() json.RawMessage {
 // does not replace a signature: it shows only that the sender may use usher, and not that the
 // provider has sent this body.
 func (d *delivery) verify() error {
-	if d.rule.scheme == "" && d.hasSecret {
-		return nil
+	err := d.unproven
+	if d.rule.scheme != "" {
+		err = d.rule.verify(d.request.Header, d.body, d.received)
 	}
-	if err := d.rule.verify(d.request.Header, d.body, d.received); err != nil {
+	if err != nil {
 		return errUnauthorized(err)
 	}
 	return nil
 }
 
 // errUnauthorized returns the refusal of a delivery that lacks a proof of its sender. The reason
-// is only for the log: a more detailed answer would help only a forger.
+// is only for the log: a more detailed answer would help only a forger. Some senders, such as Twilio,
+// send the name and the password in their URL only after a challenge.
 func errUnauthorized(reason error) error {
-	return httpErrorf(http.StatusUnauthorized,
+	e := httpErrorf(http.StatusUnauthorized,
 		"the signature, or the secret in %s, is missing or wrong: usher's log has the reason",
-		secretHeader).because(reason)
+		secretHeader)
+	e.Header = http.Header{"Www-Authenticate": {`Basic realm="usher"`}}
+	return e.because(reason)
 }
 
 const (

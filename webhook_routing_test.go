@@ -5,8 +5,10 @@ package main
 import (
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // A method has the path of its tag, else of its name if that begins with handle. No other
@@ -292,6 +294,71 @@ func TestWebhookRefusesSites(t *testing.T) {
 		a.Header.Get("Access-Control-Allow-Origin"), shop)
 	checkContains(t, "the headers that it may read",
 		a.Header.Get("Access-Control-Expose-Headers"), sessionHeader)
+}
+
+// Without a secret, a signed webhook takes what is signed, with all flags and from everywhere. The
+// others are off where usher needs a claim or can be reached, and for requests through a proxy.
+// Every refusal of usher asks for credentials, and none says which paths exist.
+func TestSignedNeedsNoSecret(t *testing.T) {
+	long(t)
+	const flags = "-addr 127.0.0.1:0 "
+	forwarded := "X-Forwarded-For: 203.0.113.9"
+	good := signed("github", "k", `{}`, time.Now())
+	bad := signed("github", "x", `{}`, time.Now())
+	for _, row := range []struct {
+		flags   string
+		headers []string
+		off     bool // unsigned webhooks are off
+	}{
+		{"-require-claim", nil, true},
+		{"-require-claim -accept-signatures", nil, true},
+		{"-allow-host usher.example -open", nil, true},
+		{"", nil, false},
+		{"", []string{forwarded}, true},
+		{"-accept-signatures", []string{forwarded}, true},
+		{"-open-webhooks", []string{forwarded}, false},
+		{"-require-claim -open-webhooks", nil, false},
+	} {
+		t.Run(fmt.Sprint(row.flags, row.headers), func(t *testing.T) {
+			t.Parallel()
+			env := map[string]string{"WH_SIGNING_SECRET": "k"}
+			d := daemonOptions{env: env}.startTools(t, flags+row.flags, "handlePlain",
+				"handleSigned: @signature github WH_SIGNING_SECRET",
+				"handleUnset: @signature github WH_NOT_SET_SIGNING_SECRET")
+			unless := func(status int) int {
+				if row.off {
+					return 401
+				}
+				return status
+			}
+			for _, try := range []struct {
+				path   string
+				signs  []string
+				status int
+			}{
+				{"m/handleSigned", good, 200},
+				{"m/handleSigned", bad, 401},
+				{"m/handleSigned", nil, 401},
+				{"m/handlePlain", nil, unless(200)},
+				{"m/handlePlain", good, unless(200)},
+				{"m/handleUnset", good, unless(503)},
+				{"m/nothing", good, unless(404)},
+			} {
+				what := fmt.Sprint(try.path, ", signed: ", try.signs)
+				a := d.deliver(t, try.path, `{}`, slices.Concat(row.headers, try.signs)...)
+				wantStatus(t, what, a, try.status)
+				want := ""
+				if try.status == 401 {
+					want = `Basic realm="usher"`
+				}
+				check(t, what+": WWW-Authenticate", a.Header.Get("WWW-Authenticate"), want)
+			}
+			said := d.Out.String() + d.Log.String()
+			check(t, "the banner says that unsigned webhooks are off",
+				strings.Contains(said, "Webhooks are off unless signed"), row.off && row.headers == nil)
+			check(t, "the log says so of a delivery", strings.Contains(said, "unsigned webhooks are off"), row.off)
+		})
+	}
 }
 
 // Without a secret, webhooks work only from this machine, unless a flag says so.
