@@ -78,16 +78,37 @@ func TestNodeConfirmsCancellation(t *testing.T) {
 	check(t, "output after the end", p.End(), "")
 }
 
-// A function with several parameters is reported and not offered: a method gets one object.
-func TestNodeMethodsTakeOneObject(t *testing.T) {
+// A function with several parameters, or one that is no object, gets them by name, each in its
+// place, if each is described. Notes name what is not offered and what may be any value.
+func TestNodeParametersByName(t *testing.T) {
 	long(t)
 	nodeTestVersion(t)
 	out := modulesOf(t, "testdata/node/several")
-	check(t, "notes",
-		strings.Count(out, "note: add is not offered: a method gets one object: declare add({ … })"), 3)
-	checkContains(t, "the output", out, "note: greet is not", "note: hail is not",
-		"a_all(a)", "a_fine(a)", "a_one")
-	checkOmits(t, "the output", out, "a_add", "a_greet", "a_hail", "note: fine")
+	const notAll = " is not offered: describe each parameter by a type or a @param: "
+	const unknown = " may be any value, because usher does not know the type "
+	const onlyFunctions = " is not offered: export functions, or one class as the default"
+	for _, want := range []string{
+		"a_hail(name)", "a_one", "a_mixed(first, opts, second, more)", "a_stale(who, times)",
+		"a_listed(names, then)", "a_sum(a, b)", "b_shift(by, _)", "c_add(a, b)",
+		"note: add" + notAll + "a, b", "note: greet" + notAll + "times", "note: all" + notAll + "{ … }, more",
+		"note: one takes one object, but nothing names its fields", "note: listed: then" + unknown + "Function",
+		"note: stale: @param wh: the method's parameters are: who, times", "note: Box" + onlyFunctions,
+		"note: group" + onlyFunctions, "note: make is not offered: remove the word static",
+	} {
+		checkContains(t, "the output", out, want+"\n")
+	}
+	checkOmits(t, "the output", out, "a_add", "a_greet", "a_all", "note: fine", "note: hail", "note: sum")
+	p := startFile(t, "testdata/node/several/a.usher.js")
+	for _, row := range []struct{ tool, arguments, want string }{
+		{"hail", `{"name":"x"}`, shownText("x")},
+		{"sum", `{"b":2,"a":1}`, shownText("3")},
+		{"mixed", `{"second":2,"opts":{"a":3},"more":[4,5],"first":1}`, shownText("[1,3,2,4,5]")},
+		{"mixed", `{"opts":{"a":3},"first":1}`, shownText("[1,3,7]")},
+		{"delivered", `{"name":"n","_webhook":{"method":"POST"}}`, shownText(`["POST","n"]`)},
+	} {
+		check(t, row.tool+row.arguments, p.Call(row.tool, row.arguments), row.want)
+	}
+	p.End()
 }
 
 // A file that can't be loaded ends the shim with one line, which names the file's line.

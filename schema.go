@@ -63,15 +63,6 @@ func parseMethod(definition json.RawMessage, kind Kind) *Method {
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
 	m.schema = sync.OnceValue(func() *schema { return decodeSchema(input) })
-	for _, property := range members(input).object("properties") {
-		m.Parameters = append(m.Parameters, property.key)
-	}
-	for _, d := range m.params {
-		if !slices.Contains(m.Parameters, d.name) && d.name != webhookParam {
-			m.problems = append(m.problems, fmt.Sprintf("@param %s: the method's parameters are: %s",
-				d.name, cmp.Or(strings.Join(m.Parameters, ", "), "none")))
-		}
-	}
 	return m
 }
 
@@ -102,23 +93,31 @@ func (m *Method) cleanSchema(schema json.RawMessage, kind Kind) json.RawMessage 
 	props := list.object("properties")
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
-	for _, property := range props {                    // a shim may have taken a line with a slip for this text
-		if kind.singleFile() {
+	props = props.without(webhookParam)
+	for _, property := range props {
+		m.Parameters = append(m.Parameters, property.key)
+		if kind.singleFile() { // a shim may have taken a line with a slip for this text
 			m.readTag("- "+members(property.value).text("description"), kind)
 		}
 	}
-	untyped := kind == kindNode || kind == kindShell
 	for _, d := range m.params {
 		own := props.get(d.name)
-		if own == nil && !untyped {
+		switch {
+		case own != nil:
+		case d.name == webhookParam:
 			continue
-		}
-		if own == nil && !d.optional {
-			required = append(required, d.name)
+		case kind != kindShell:
+			m.problems = append(m.problems, fmt.Sprintf("@param %s: the method's parameters are: %s",
+				d.name, cmp.Or(strings.Join(m.Parameters, ", "), "none")))
+			continue
+		default:
+			m.Parameters = append(m.Parameters, d.name)
+			if !d.optional {
+				required = append(required, d.name)
+			}
 		}
 		props = props.set(d.name, m.documented(own, d))
 	}
-	props = props.without(webhookParam)
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
 	if kind.singleFile() && len(props) > 0 && list.get("additionalProperties") == nil {
 		list = list.set("additionalProperties", json.RawMessage("false"))

@@ -43,7 +43,7 @@ func TestTagsBecomeSchemas(t *testing.T) {
 		{"_webhook is in no schema", "go", "",
 			`{"type":"object","properties":{"_webhook":{},"a":{}},"required":["a","_webhook"]}`,
 			noText(closed + `{"a":{}},"required":["a"]}`)},
-		{"literals, and fields of the one parameter", "node",
+		{"literals, and fields of a parameter", "shell",
 			`@param {object} p\n@param {'x' | 'y'} [kind=x] which\n@param {(1|2)[]} n\n` +
 				`@param {'a'|string} s\n@param {string} p.deep.er`,
 			`{"type":"object","properties":{"p":{"enum":["of TypeScript"]}}}`,
@@ -55,7 +55,7 @@ func TestTagsBecomeSchemas(t *testing.T) {
 			noText(closed + `{"k":{"description":"which"}},"required":["k"]}`)},
 		{"a method that takes the rest", "node", "@param a",
 			`{"type":"object","additionalProperties":true}`,
-			noText(`{"type":"object","additionalProperties":true,"properties":{"a":{}},"required":["a"]}`)},
+			noText(`{"type":"object","additionalProperties":true,"properties":{}}`)},
 		{"a program's own schema", "server", "",
 			`{"type":"object","properties":{"a":{}}}`,
 			noText(`{"type":"object","properties":{"a":{}}}`)},
@@ -87,6 +87,10 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 	m := methodOf(t, "node", `"description":"@param {Stop} a","inputSchema":{"type":"object",`+
 		`"properties":{"a":{"type":"string"}}}`)
 	check(t, "a type that the language has", len(m.problems), 0)
+	m = methodOf(t, "node", `"description":"@param nam who\n@param _webhook","inputSchema":{"type":"object",`+
+		`"properties":{"name":{},"_webhook":{},"n":{}}}`)
+	check(t, "the notes on a name that the method lacks", m.problems,
+		[]string{"@param nam: the method's parameters are: name, n"})
 	for _, doc := range []string{
 		`@param x what @signature github K`, `@param x what\n  and @signature github K`,
 		`@webhook a/b @signature github K`, `Takes it. @signature github K`,
@@ -141,9 +145,10 @@ func TestTagsLeaveTheDescription(t *testing.T) {
 		{"python", `@openWorld\n@title: Adds numbers`, ``,
 			`{"openWorldHint":true,"title":"Adds numbers"}`, ``},
 		{"go", `@openworld\n@closed-world`, ``, `{"openWorldHint":false}`, ``},
-		{"node", `@summary Adds.\n@returns {Promise<{a: string}>} - its\n  text\n@throws {Error} never\n\nor so`,
+		{"node", `@summary Adds.\n@returns {Promise<{a: string}>} - its\n  text\n@throws {Error} no\n\nor so`,
 			`Adds.\nReturns: its text`, ``, ``},
-		{"go", `@brief Adds.\n@return its text\n@since 1\n\nMore.`, `Adds.\n\nMore.\nReturns: its text`, ``, ``},
+		{"go", `@brief Adds.\n@return its text\n@since 1\n\nMore.`,
+			`Adds.\n\nMore.\nReturns: its text`, ``, ``},
 		{"python", `@example f()\ng()\nReturns:\n    A text.`, `Returns:\n    A text.`, ``, ``},
 		{"node", `@description @readonly`, ``, `{"readOnlyHint":true}`, ``},
 		{"node", `Adds.\n@locked board:write\n@Format md\n@locked`, `Adds.`, ``, `@locked @format @locked`},
@@ -158,7 +163,8 @@ func TestTagsLeaveTheDescription(t *testing.T) {
 		check(t, "the description of "+tt.doc, m.description, description)
 		check(t, "the annotations of "+tt.doc, string(m.definition.get("annotations")), tt.annotations)
 		check(t, "the unknown tags of "+tt.doc, strings.Join(m.unknown, " "), tt.unknown)
-		if text := m.definition.object("inputSchema").object("properties").object("a").text("description"); text != "" {
+		properties := m.definition.object("inputSchema").object("properties")
+		if text := properties.object("a").text("description"); text != "" {
 			check(t, "the text of "+tt.doc, text, "how often, see x y or not")
 		}
 	}

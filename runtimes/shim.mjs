@@ -177,7 +177,7 @@ class Call {
 
   async run(method, args) {
     try {
-      let value = await Reflect.apply(method.run, method.holder, [args])
+      let value = await Reflect.apply(method.run, method.holder, method.inOrder(args))
       const tag = Object.prototype.toString.call(value)
       if (/^\[object (Async)?Generator\]$/.test(tag)) value = await this.drive(value)
       if (!this.ended) this.settle(result(value))
@@ -388,7 +388,11 @@ async function load() {
   if (base.endsWith('ts') && !typescript) refuse('TypeScript needs Node.js 22.18 or newer')
   if (!recent) refuse('JavaScript needs Node.js 20.19 or newer, or 22.12')
   watchFiles()
-  return findMethods(await import(pathToFileURL(file).href))
+  const exported = await import(pathToFileURL(file).href)
+  if (text && !withoutTypes()) {
+    refuse('remove --experimental-transform-types, because usher reads only types that Node strips')
+  }
+  return findMethods(exported)
 }
 
 // refuse ends the process with one line for the user.
@@ -447,16 +451,13 @@ function findMethods({ default: whole, 'module.exports': _, ...named }) {
   const found = new Map()
 
   function add(name, run, holder, from) {
-    if (typeof run !== 'function' || isClass(run)) return
     if (name.startsWith('_') || found.has(name)) return
+    const isGroup = run?.constructor === Object && Object.values(run).some(isFunction)
+    if (isGroup || isClass(run)) skip(name, 'export functions, or one class as the default')
+    if (!isFunction(run) || isClass(run)) return
     const place = source.locate(name, run, from)
-    if (place.hidden) return
-    const tool = source.tool(name, place)
-    if (run.length > 1 || source.positional) {
-      problems.add(`${name} is not offered: a method gets one object: declare ${name}({ … })`)
-    } else {
-      found.set(name, { run, holder, tool, ...place })
-    }
+    const method = place.hidden || source.method(name, run, place)
+    if (method?.tool) found.set(name, { ...method, run, holder, ...place })
   }
 
   let classDoc = ''
@@ -466,6 +467,9 @@ function findMethods({ default: whole, 'module.exports': _, ...named }) {
     classDoc = doc
     const { constructor, ...members } = Object.getOwnPropertyDescriptors(whole.prototype)
     for (const name of Object.keys(members)) add(name, members[name].value, object, at)
+    for (const name of Object.getOwnPropertyNames(whole)) {
+      if (isFunction(whole[name])) skip(name, 'remove the word static')
+    }
   } else if (typeof whole === 'function') {
     if (whole.name && whole.name !== 'default') add(whole.name, whole)
     else problems.add('the default export is a function without a name: give it one')
@@ -481,8 +485,17 @@ function findMethods({ default: whole, 'module.exports': _, ...named }) {
   return new Map(sorted)
 }
 
+// skip notes why something is not offered.
+function skip(name, remedy) {
+  problems.add(`${name} is not offered: ${remedy}`)
+}
+
+function isFunction(value) {
+  return typeof value === 'function'
+}
+
 function isClass(f) {
-  return typeof f === 'function' && /^class\b/.test(textOf(f))
+  return isFunction(f) && /^class\b/.test(textOf(f))
 }
 
 // textOf returns the text of a function, which is a slice of its file without types.
@@ -493,7 +506,9 @@ function textOf(f) {
 // ---- Reading comments and types
 
 const MISSING = Symbol('marks the schema of a type that includes undefined')
-const PLAIN_TYPE = /^(string|number|boolean|object|null)$/
+const PLAIN_TYPE = /^(string|number|integer|boolean)$/
+// OF_FUNCTION matches a comment of a function, even if blank lines follow.
+const OF_FUNCTION = /^(?![^]*@(callback|typedef))[^]*@(param|arg|return)/i
 const DIRECTIVE = /^\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference)/
 const COMMENTS = /\s*(\/\*[^]*?\*\/|\/\/.*)/gy
 // LINE_COMMENT matches the comment at the end of a line, or before a separator.
@@ -535,6 +550,13 @@ class Source {
       const at = index + match.length
       if (this.js.slice(at - name.length, at).trim() !== '') continue // not a type
       this.types.set(name, { at, doc: flat(this.docAbove(index)) })
+    }
+    for (const [comment] of text.matchAll(/\/\*\*[^]*?\*\//g)) {
+      let docs // of a type and its members
+      for (const doc of paramDocs(clean(comment))) {
+        if (doc.tag === 'typedef') this.types.set(doc.name, { docs: (docs = [doc]) })
+        if (/^prop/.test(doc.tag)) docs?.push({ ...doc, name: `${docs[0].name}.${doc.name}` })
+      }
     }
   }
 
@@ -604,7 +626,8 @@ class Source {
       at = isBlock ? above.lastIndexOf('/*') : above.lastIndexOf('\n') + 1
       const comment = above.slice(at).trim()
       const before = above.slice(above.lastIndexOf('\n', at - 1) + 1, at)
-      if (/\n\s*\n/.test(gap) || (gap.includes('\n') && before.trim() !== '')) break
+      const isApart = /\n\s*\n/.test(gap) && !(isBlock && OF_FUNCTION.test(comment))
+      if (isApart || (gap.includes('\n') && before.trim() !== '')) break
       if (DIRECTIVE.test(comment)) continue
       if (!comment.startsWith(isBlock ? '/**' : '//')) break
       if (isBlock && lines.length > 0) break
@@ -629,7 +652,7 @@ class Source {
       if (comment.startsWith('/*')) break
     }
     const isOfFunction = /^\s?\n(async )?function\b/.test(text.slice(end))
-    return isOfFunction ? '' : lines.join('\n').trim()
+    return isOfFunction || OF_FUNCTION.test(lines[0]) ? '' : lines.join('\n').trim()
   }
 
   // lineComment returns the text of the comment at the end of the line.
@@ -641,85 +664,168 @@ class Source {
 
   // ---- Tools and their schemas
 
-  // tool returns the MCP definition of a method. usher takes tags out of the
-  // description and applies them.
-  tool(name, { doc, params }) {
-    const lines = paramLines(doc)
-    const { schema, param } = this.input(params, lines)
-    // usher knows the members of the object that the method takes, and not what the
-    // method calls it: "@param params.x" becomes "@param x".
-    const kept = []
-    for (const { line, before, rest, name } of lines) {
-      if (param && name?.startsWith(param + '.')) {
-        kept.push(before + rest.replace(param + '.', ''))
-      } else if (!param || name !== param) {
-        kept.push(line)
-      }
-    }
-    const description = kept.join('\n').trim()
-    return { name, ...(description && { description }), inputSchema: schema }
-  }
-
-  // input returns the schema of the object that a method takes, from the type and the
-  // pattern of its first parameter, and the name of that parameter. It sets positional if the
-  // method takes no object, or more than one parameter.
-  input(params, lines) {
-    this.positional = false
-    if (params === undefined) return { schema: { type: 'object', additionalProperties: true } }
-    this.pos = params
-    if (this.is('this')) while (!this.is(')', '') && !this.eat(',')) this.skip()
-    if (this.is(')')) return { schema: { type: 'object', properties: {} } }
-
-    const root = lines.find(line => line.name)
-    let param = this.key()
-    let fields
-    if (this.is('{')) {
-      fields = this.pattern()
-      param = root && !(root.name in fields) ? root.name.split('.')[0] : ''
-    } else {
-      this.skip()
-    }
-    this.eat('?')
-    const typed = this.eat(':')
-
+  // method returns the MCP definition of a function and the order of its arguments, or
+  // notes why it is not offered. usher reads the tags that are left in the description, and
+  // notes each @param.
+  method(name, run, { doc, params }) {
+    this.name = name
     this.open = new Set() // types that are being written out
     this.recursive = new Set() // types that contain themselves
     this.defs = Object.create(null)
-    let schema = {}
-    if (typed) schema = this.type(',', ')', '=')
-    while (!this.is(',', ')', '=>', '')) this.skip()
-    this.positional = this.eat(',') && !this.is(')', '...')
-    if (!typed && root?.type && root.name === param) schema = this.typeIn(root.type)
-    schema = { ...this.written(schema) }
-    if (schema.type !== 'object') {
-      this.positional ||= typeof schema.type === 'string'
-      schema = { type: 'object' }
-    }
-    delete schema.description // the tool has one
-    if (fields) addFields(schema, fields, typed, lines)
-    if (!fields || this.takesRest) schema.additionalProperties ??= true
+    const tags = paramDocs(doc)
+    const docs = tags.filter(({ tag }) => /^(param|arg)/.test(tag))
+    const list = this.parameters(params, run.length)
+    this.match(list, docs)
+    const [one] = list
+    const isObject = list.length === 1 && this.takesObject(one)
+    const schema = isObject ? this.oneObject(one, docs) : this.byName(list)
+    if (!schema) return
     if (Object.keys(this.defs).length > 0) schema.$defs = this.defs
-    return { schema, param }
+    const lines = tags.map(({ line, used }) => (used ? line.replace(/@\w+/, '@prop') : line))
+    const description = lines.join('').trim()
+    const tool = { name, ...(description && { description }), inputSchema: schema }
+    const inOrder = args =>
+      isObject ? [args] : list.flatMap(p => (p.rest ? (args[p.key] ?? []) : [args[p.key]]))
+    return { tool, inOrder }
   }
 
-  // pattern returns the names that { a, b: c = 1 } takes out of an object, and whether
-  // each has a default. It sets takesRest if the pattern ends with a name for the rest.
-  pattern() {
-    const fields = Object.create(null)
-    this.takesRest = false
+  // parameters reads a list of parameters. Of one in another file, only the length is known.
+  parameters(at, length) {
+    if (at === undefined) return Array.from({ length: length || 1 }, () => ({}))
+    const list = []
+    const ends = this.text[at - 1] === '(' ? [')', ''] : ['=>', '']
+    this.pos = at
+    while (!this.is(...ends)) {
+      const p = { rest: this.eat('...'), name: this.key() }
+      if (this.is('{')) this.pattern(p)
+      else this.skip()
+      p.optional = this.eat('?') || p.rest
+      p.typed = this.eat(':')
+      if (p.typed) p.schema = this.reading(p.name, () => this.type(',', '=', ...ends))
+      if (this.eat('=')) Object.assign(p, { optional: true, value: this.value(',', ...ends) })
+      this.eat(',')
+      if (p.name !== 'this') list.push(p)
+    }
+    return list
+  }
+
+  // pattern reads { a, b: c = 1 }: the fields that it takes out of an object, with their
+  // defaults, and whether there is a name for the rest.
+  pattern(p) {
+    p.fields = Object.create(null)
     this.eat('{')
     while (!this.eat('}', '')) {
       const key = this.key()
-      let fallback = false
-      this.takesRest = this.is('...')
-      while (!this.is(',', '}', '')) {
-        fallback ||= this.is('=')
-        this.skip()
-      }
-      if (key !== undefined) fields[key] = fallback
+      p.takesRest = this.is('...')
+      while (!this.is(',', '}', '=', '')) this.skip()
+      const optional = this.eat('=')
+      const value = this.value(',', '}')
+      if (key !== undefined) p.fields[key] = { optional, value }
       this.eat(',')
     }
-    return fields
+  }
+
+  // value skips an expression, and returns its value if it is a literal.
+  value(...ends) {
+    const start = this.pos
+    while (!this.is('', ...ends)) this.skip()
+    return literal(this.text.slice(start, this.pos))
+  }
+
+  // match finds the @param of each parameter: that of its name or, for a pattern, the one in
+  // its place. One that names nothing counts for the parameter in its place.
+  match(list, docs) {
+    const roots = docs.filter(doc => !doc.name.includes('.'))
+    for (const [i, p] of list.entries()) {
+      const root = roots[i]
+      const isKnown = list.some(q => q.name === root?.name || root?.name in (q.fields ?? {}))
+      p.key = p.name ?? (isKnown ? undefined : root?.name)
+      if (!isKnown && root && list.length > 1) docs.push({ ...root, name: p.key })
+      p.schema = this.described(p.key, p.schema, docs, p)
+    }
+  }
+
+  // described returns a schema with what the @param of a name says, undefined for nothing.
+  described(name, own, docs, p = {}) {
+    const doc = docs.find(other => other.name === name)
+    let schema = own
+    if (doc) {
+      const isTyped = !doc.type || (own && !isAny(own))
+      const read = () => this.elsewhere(doc.type, 0, () => this.type())
+      const typed = isTyped ? {} : this.written(this.reading(name, read))
+      // A pattern takes nothing apart that is no object.
+      doc.used = !p.fields || isAny(typed) || typed.type === 'object'
+      schema = { ...typed, ...own }
+      if (doc.text) schema.description = doc.text
+      if (doc.value !== undefined) schema.default = doc.value
+      if (doc.optional) schema[MISSING] = true
+    }
+    if (p.fields) schema = withFields(this.written(schema ?? {}), p)
+    const isList = schema?.type === 'array'
+    const whole = { ...(isList ? schema.items : schema) }
+    const isOpen = !whole.properties || p.takesRest
+    this.addMembers(whole, `${name}${isList ? '[]' : ''}.`, docs, () => isOpen)
+    if (isList) return { ...schema, items: whole }
+    return schema || whole.type ? whole : undefined
+  }
+
+  // addMembers adds what docs say about an object's members, whose names begin with prefix,
+  // to its schema. mayAdd reports whether a member may be new.
+  addMembers(schema, prefix, docs, mayAdd) {
+    for (const { name } of docs) {
+      const key = name.startsWith(prefix) ? name.slice(prefix.length) : ''
+      const own = schema.properties?.[key]
+      if (!/^[^.[]+$/.test(key) || (!own && !mayAdd(key))) continue
+      const part = this.described(name, own, docs)
+      schema.type = 'object'
+      schema.properties ??= Object.create(null)
+      schema.properties[key] = part
+      if (!own || part[MISSING]) setRequired(schema, key, !part[MISSING])
+    }
+  }
+
+  // takesObject reports whether an object may be passed for a parameter.
+  takesObject({ name, fields, rest, schema = {} }) {
+    const { type, anyOf } = this.written(schema)
+    return fields || rest || (type ? type === 'object' : !anyOf && name !== '_webhook')
+  }
+
+  // oneObject returns the schema of the object that a function takes.
+  oneObject(p, docs) {
+    let schema = { ...this.written(p.schema ?? {}) }
+    if (schema.type !== 'object') schema = { type: 'object' }
+    delete schema.description // the tool has one
+    this.addMembers(schema, '', docs, () => p.takesRest)
+    if (!schema.properties && !schema.additionalProperties) {
+      problems.add(`${this.name} takes one object, but nothing names its fields`)
+    }
+    if (!p.fields || p.takesRest) schema.additionalProperties ??= true
+    return schema
+  }
+
+  // byName returns the schema of parameters by name, if all of them are described.
+  byName(list) {
+    const schema = { type: 'object', properties: Object.create(null) }
+    const bare = []
+    for (const { key, name, schema: own, rest, value, optional } of list) {
+      if (name === '_webhook') continue
+      if (!key || !own) bare.push(key ?? '{ … }')
+      const isWrapped = rest && own?.type !== 'array'
+      schema.properties[key] = isWrapped ? { type: 'array', items: own } : { default: value, ...own }
+      if (!optional && !own?.[MISSING]) setRequired(schema, key, true)
+    }
+    if (bare.length === 0) return schema
+    skip(this.name, `describe each parameter by a type or a @param: ${bare.join(', ')}`)
+  }
+
+  // reading returns what read returns, and notes a type in it that usher does not know.
+  reading(key = 'it', read) {
+    this.unknown = ''
+    const schema = read()
+    const why = `because usher does not know the type ${flat(this.unknown)}`
+    if (this.unknown) problems.add(`${this.name}: ${key} may be any value, ${why}`)
+    this.unknown = ''
+    return schema
   }
 
   // ---- Tokens, from this.pos on
@@ -778,19 +884,23 @@ class Source {
 
   // type reads a type and skips what it can't read, up to one of the tokens ends.
   type(...ends) {
+    const start = this.pos
     let schema = this.union()
     while (!this.is('', ...ends) && !(ends.includes('\n') && this.onNewLine())) {
       schema = {}
       this.skip()
+      this.unknown = this.text.slice(start, this.pos)
     }
     return schema
   }
 
-  // typeIn reads a type in a comment, which it appends to the text.
-  typeIn(text) {
-    this.pos = this.text.length
-    this.text += '\n' + text
-    return this.type()
+  // elsewhere returns what read returns in another text or at another place.
+  elsewhere(other, pos, read) {
+    const back = { text: this.text, pos: this.pos }
+    Object.assign(this, { text: other, pos })
+    const found = read()
+    Object.assign(this, back)
+    return found
   }
 
   // written returns the definition that a schema refers to, or else the schema.
@@ -821,8 +931,11 @@ class Source {
     let schema = this.primary()
     while (this.is('[') && !this.onNewLine()) {
       this.take()
-      schema = this.is(']') ? { type: 'array', items: schema } : {}
-      this.type(']')
+      const { properties, items } = this.written(schema)
+      const isList = this.is(']')
+      const { enum: keys } = this.type(']')
+      if (isList) schema = { type: 'array', items: schema }
+      else schema = keys ? joined(keys.map(key => properties?.[key] ?? {})) : (items ?? {})
       this.take()
     }
     return schema
@@ -830,6 +943,8 @@ class Source {
 
   // primary reads a type without operators after it. It leaves a mark that begins no type.
   primary() {
+    if (this.eat('*')) return {}
+    if (this.eat('?')) return joined([this.postfix(), { [MISSING]: true }])
     const { token } = this.token()
     if (token === '{') return this.object()
     if (token === '(') {
@@ -858,54 +973,70 @@ class Source {
   }
 
   word(text) {
-    if (PLAIN_TYPE.test(text)) return { type: text }
     if (/^(true|false)$/.test(text)) return { type: 'boolean', enum: [text === 'true'] }
-    if (/^(undefined|void)$/.test(text)) return { [MISSING]: true }
+    // usher takes a null for a parameter that is left out.
+    if (/^(undefined|void|null)$/.test(text)) return { [MISSING]: true }
     if (text === 'readonly') return this.postfix()
+    if (text === 'typeof' && !this.is('')) return this.constant(this.take())
+    while (this.eat('.')) if (!this.is('<')) text = this.take()
     let args = []
     if (this.eat('<')) {
       args = this.list(',', () => this.type(',', '>'))
       this.take()
     }
     if (this.types.has(text)) return this.declared(text, this.types.get(text))
-    switch (text) {
-      case 'Array':
-      case 'ReadonlyArray':
+    const name = text.toLowerCase() // JSDoc has String too
+    if (PLAIN_TYPE.test(name)) return { type: name }
+    switch (name) {
+      case 'array':
+      case 'readonlyarray':
         return { type: 'array', items: args[0] }
-      case 'Record':
+      case 'object':
+      case 'record':
         return { type: 'object', additionalProperties: args[1] }
-      case 'Partial':
+      case 'partial':
         return { ...this.written(args[0] ?? {}), required: undefined }
-      case 'Readonly':
+      case 'readonly':
         return args[0] ?? {}
     }
+    if (!/^(any|unknown)$/.test(name)) this.unknown ||= text
     return {}
+  }
+
+  // constant returns the type of a list of texts that the file declares as const.
+  constant(name) {
+    const list = new RegExp(`\\bconst ${name} = \\[([^\\]]*?),?\\s*\\] as const`).exec(text)?.[1]
+    const choices = (list ?? 'typeof').replace(/(?<=['"]\s*),/g, '|')
+    return { type: 'array', items: this.elsewhere(choices, 0, () => this.type()) }
   }
 
   // declared returns the schema of a type that the file declares. A type that contains
   // itself becomes a definition, which is referred to. Every other type is written out.
-  declared(name, { at, doc }) {
+  declared(name, { at, doc, docs }) {
     const ref = { $ref: '#/$defs/' + name }
     if (this.open.has(name)) this.recursive.add(name)
     if (this.open.has(name) || this.defs[name]) return ref
-    const back = this.pos
-    this.pos = at
     this.open.add(name)
-    let schema = {} // of a generic type
-    if (this.eat('=')) {
-      schema = this.type(';', '\n')
-    } else if (!this.is('<')) {
-      const read = () => this.written(this.postfix())
-      const bases = this.eat('extends') ? this.list(',', read) : []
-      const known = bases.filter(base => base.properties)
-      schema = merged([...known, this.object()])
-    }
+    const read = () => this.elsewhere(text, at, () => this.declaration(name))
+    let schema = docs ? this.described(name, {}, docs) : read()
     this.open.delete(name)
-    this.pos = back
     if (doc) schema = { ...schema, description: doc }
     if (!this.recursive.has(name)) return schema
     this.defs[name] = schema
     return ref
+  }
+
+  // declaration reads what follows the name of a type.
+  declaration(name) {
+    if (this.eat('=')) return this.type(';', '\n')
+    if (this.is('<')) {
+      this.unknown ||= name
+      return {}
+    }
+    const read = () => this.written(this.postfix())
+    const bases = this.eat('extends') ? this.list(',', read) : []
+    const known = bases.filter(base => base.properties)
+    return merged([...known, this.object()])
   }
 
   // object reads { a: string; b?: number }.
@@ -925,7 +1056,7 @@ class Source {
       const optional = this.eat('?')
       const isMethod = this.is('(', '<')
       this.eat(':')
-      const part = this.type(';', ',', '}', '\n')
+      const part = this.reading(key, () => this.type(';', ',', '}', '\n'))
       if (isIndex) rest = part
       if (key === undefined || isMethod) continue
       const doc = flat(this.docAbove(start) || this.lineComment())
@@ -938,19 +1069,34 @@ class Source {
   }
 }
 
-// addFields adds the fields that a pattern takes out of an object to its schema.
-function addFields(schema, fields, typed, lines) {
-  const described = schema.properties
-  schema.properties ??= Object.create(null)
-  schema.required ??= described || typed ? [] : Object.keys(fields)
-  for (const [key, fallback] of Object.entries(fields)) {
-    if (!described) schema.properties[key] = {}
-    const isOptional = line => line.optional && line.name.split('.').at(-1) === key
-    if (fallback || (!described && lines.some(isOptional))) {
-      schema.required = schema.required.filter(other => other !== key)
-    }
+// withFields returns the schema of an object with the fields that a pattern takes out of it.
+function withFields({ properties, ...schema }, { fields, typed }) {
+  const whole = { ...schema, type: 'object', properties: properties ?? Object.create(null) }
+  for (const [key, { optional, value }] of Object.entries(fields)) {
+    const own = properties ? properties[key] : {}
+    if (own) whole.properties[key] = value === undefined ? own : { ...own, default: value }
+    if (optional || !(typed || properties)) setRequired(whole, key, !optional)
   }
-  if (schema.required.length === 0) delete schema.required
+  return whole
+}
+
+// setRequired says whether an object's member is required.
+function setRequired(schema, key, isRequired) {
+  const others = (schema.required ?? []).filter(other => other !== key)
+  if (isRequired) others.push(key)
+  schema.required = others.length > 0 ? others : undefined
+}
+
+// isAny reports whether a schema accepts any value.
+function isAny(schema) {
+  return !schema.type && !schema.$ref && !schema.anyOf
+}
+
+// literal returns the value of a literal, undefined for other code.
+function literal(code) {
+  try {
+    return JSON.parse(code.trim().replace(/^'([^'"\\]*)'$/, '"$1"')) ?? undefined
+  } catch {}
 }
 
 function objectSchema(properties, required) {
@@ -961,23 +1107,14 @@ function objectSchema(properties, required) {
 function joined(all) {
   const missing = all.some(s => s[MISSING]) ? { [MISSING]: true } : {}
   const parts = all.filter(s => !s[MISSING] || Object.keys(s).length > 0)
-  const isUnknown = s => !s.type && !s.$ref && !s.anyOf
-  if (parts.length === 0 || parts.some(isUnknown)) return missing
+  if (parts.length === 0 || parts.some(isAny)) return missing
   if (parts.length === 1) return { ...parts[0], ...missing }
-  const values = parts.filter(s => s.type !== 'null')
-  if (values.length === 1 && values[0].type) {
-    const schema = { ...values[0], ...missing }
-    schema.type = [schema.type, 'null'].flat()
-    if (schema.enum) schema.enum = [...schema.enum, null]
-    return schema
-  }
   const isSimple = s => Object.keys(s).every(key => key === 'type' || key === 'enum')
   if (!parts.every(isSimple)) return { anyOf: parts, ...missing }
   const types = [...new Set(parts.flatMap(s => s.type))]
   const type = types.length === 1 ? types[0] : types
-  if (!parts.every(s => s.enum || s.type === 'null')) return { type, ...missing }
-  const choices = new Set(parts.flatMap(s => s.enum ?? [null]))
-  return { type, enum: [...choices], ...missing }
+  if (!parts.every(s => s.enum)) return { type, ...missing }
+  return { type, enum: [...new Set(parts.flatMap(s => s.enum))], ...missing }
 }
 
 // merged returns the intersection of schemas: for objects, all their properties.
@@ -1005,17 +1142,29 @@ function flat(text) {
   return text.replace(/\s+/g, ' ').trim()
 }
 
-// PARAM matches a line with @param: what precedes the name, with the type in braces,
-// and the rest, with the name.
-const PARAM =
-  /^(\s*@param\s+(?:\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}\s*)?)(\[?\s*([^\s\]=]*).*)$/
+// PARAM matches @param, @typedef and @property: the type in braces; the name, in brackets
+// and with its default if it is optional; the text.
+const PARAM = new RegExp(
+  /^\s*@(param|arg|argument|property|prop|typedef):?\s*/.source +
+    /(?:\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}\s*)?/.source +
+    /(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^[\]]|\[[^\]]*\])*))?\]|([^\s{[-]\S*))\s*(?:- )?([^]*)/.source,
+  'i',
+)
 
-// paramLines splits a comment into lines, and lines with @param into their parts.
-function paramLines(doc) {
-  return doc.split('\n').map(line => {
-    const [, before, type, rest, name] = PARAM.exec(line) ?? []
-    const optional = rest?.startsWith('[')
-    return { line, before, type, rest, name, optional }
+// paramDocs splits a comment at its tags, and those that PARAM matches into their parts.
+function paramDocs(doc) {
+  return doc.split(/^(?=[^\S\n]*@[a-z])/im).map(line => {
+    const [, tag, type = '', optional, value, name = optional, text] = PARAM.exec(line) ?? []
+    if (!name) return { line }
+    return {
+      line,
+      tag: tag.toLowerCase(),
+      name,
+      type: type.replace(/^\.\.\.|=$/g, ''),
+      optional: optional || type.endsWith('='),
+      value: value && (literal(value) ?? value.trim()),
+      text: flat(text.replace(/\{@(?:link\w*\s+([^{}]*)|[^{}]*)\}/g, '$1')),
+    }
   })
 }
 

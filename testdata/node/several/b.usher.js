@@ -1,1 +1,5 @@
-exports.add = (a, b) => a + b
+/**
+ * @param {number} by
+ * @param {?string} [_=x]
+ */
+exports.shift = function (by, _) { return by }

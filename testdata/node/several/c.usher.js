@@ -1,1 +1,8 @@
-export default class { add(a, b) {} }
+export default class {
+  /**
+   * @param {number} a
+   * @param {number} b
+   */
+  add(a, b) { return a + b }
+  static make() {}
+}
