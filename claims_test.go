@@ -71,6 +71,17 @@ func TestDrawCodeIsUniform(t *testing.T) {
 	}
 }
 
+// newDataDir returns a data folder that does not exist yet.
+func newDataDir(t testing.TB) string { return t.TempDir() + "/base/.data" }
+
+func writeClaimsFile(t testing.TB, dataDir, content string) string {
+	t.Helper()
+	path := dataDir + "/claims.json"
+	must(t, os.MkdirAll(dataDir, 0o700))
+	must(t, os.WriteFile(path, []byte(content), 0o600))
+	return path
+}
+
 // A file that is not an array of records, or can't be read, is an error and never changed.
 func TestUnusableFileIsAnError(t *testing.T) {
 	long(t)
@@ -114,6 +125,12 @@ func TestUnusableFileIsAnError(t *testing.T) {
 	})
 }
 
+func testStore(t testing.TB, dataDir string) *ClaimStore {
+	s := openClaims(dataDir)
+	t.Cleanup(s.Close)
+	return s
+}
+
 // The store knows the label of a claim that has ended, but not of any number of them.
 func TestEndedClaimsAreKnown(t *testing.T) {
 	t.Parallel()
@@ -152,6 +169,13 @@ func wantUnreadable(t *testing.T, dir string, code Code) {
 		checkContains(t, name, fmt.Sprint(err), path, "move it away")
 		checkOmits(t, name, fmt.Sprint(err), code.Reveal())
 	}
+}
+
+func mustCreate(t testing.TB, s *ClaimStore) Claim {
+	t.Helper()
+	c, err := s.Create(t.Context(), "/w/p", "", time.Hour)
+	must(t, err)
+	return c
 }
 
 // Unknown fields and the digits of numbers survive a rewrite.
@@ -194,6 +218,14 @@ func TestTimesAreTextOrMilliseconds(t *testing.T) {
 		check(t, in, c.ExpiresAt, want.Add(off))
 		check(t, in, c.CreatedAt, c.ExpiresAt)
 	}
+}
+
+// wantActive checks whether a code is that of an active claim.
+func wantActive(t testing.TB, s *ClaimStore, code Code, want bool) {
+	t.Helper()
+	p, err := s.Lookup(code)
+	must(t, err)
+	check(t, code.Reveal()+" is valid", p != nil && p.Code == code, want)
 }
 
 // A claim is invalid from the instant of its expiry. The next lookup or list removes it
@@ -356,4 +388,10 @@ func FuzzParseClaims(f *testing.F) {
 			}
 		}
 	})
+}
+
+// newStore returns a store in a data folder that does not exist yet.
+func newStore(t *testing.T) (dir string, s *ClaimStore) {
+	dir = newDataDir(t)
+	return dir, testStore(t, dir)
 }

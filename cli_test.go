@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"io"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 // columns are the lines whose columns are as wide as a temporary path.
@@ -22,6 +24,55 @@ var (
 	columns = regexp.MustCompile(`(?m)^(CODE|  \S+ +\().*$`)
 	gaps    = regexp.MustCompile(` {2,}`)
 )
+
+// masks hide what differs from run to run.
+var masks = []struct {
+	form *regexp.Regexp
+	with string
+}{
+	{regexp.MustCompile(`\b[2-9A-HJKMNP-Z]{3}-[2-9A-HJKMNP-Z]{3}\b`), "CODE-D"},
+	{regexp.MustCompile(`(claim=|Code: |"code": ")[2-9A-HJKMNP-Z]{6}\b`), "${1}CODE--"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d`), "YYYY-MM-DD HH:MM"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
+	{regexp.MustCompile(`"progressToken":\d+`), `"progressToken":N`},
+	{regexp.MustCompile(`usher \S+ \(go\S+ \S+\)`), "usher VERSION"},
+	{regexp.MustCompile(`usher \S+ serves`), "usher VERSION serves"},
+}
+
+// masked returns a text without what differs from run to run.
+func masked(text string) string {
+	for _, m := range masks {
+		text = m.form.ReplaceAllString(text, m.with)
+	}
+	return text
+}
+
+// golden compares what was printed with testdata/cli/NAME.txt.
+func golden(t *testing.T, name, got string, dirs ...string) {
+	t.Helper()
+	for i, dir := range dirs {
+		got = strings.ReplaceAll(got, dir, "/DIR"+strings.Repeat("'", i))
+	}
+	for line := range strings.Lines(got) {
+		line = strings.TrimSuffix(line, "\n")
+		if strings.TrimRight(line, " ") != line {
+			t.Errorf("%s: a line ends in blanks: %q", name, line)
+		}
+		if strings.HasPrefix(name, "help") &&
+			utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")) > 80 {
+			t.Errorf("%s: a line of over 80 columns: %q", name, line)
+		}
+	}
+	got = columns.ReplaceAllStringFunc(masked(got), func(line string) string {
+		return gaps.ReplaceAllString(line, "   ")
+	})
+	path := "testdata/cli/" + name + ".txt"
+	if *updateCLI {
+		write(t, path, got)
+	}
+	want := readFile(t, path)
+	check(t, name, got, want)
+}
 
 // Each command prints what testdata/cli contains.
 func TestOutputIsGolden(t *testing.T) {
@@ -290,6 +341,8 @@ func TestCallExplains(t *testing.T) {
 	}
 }
 
+func noEnv(string) (string, bool) { return "", false }
+
 // Output that can't be written is a failure.
 func TestFailedOutputIsAFailure(t *testing.T) {
 	t.Parallel()
@@ -496,3 +549,5 @@ func TestModulesComeFromTheReport(t *testing.T) {
 	out = wantUsher(t, 0, "a_x", "modules", "-base", base, dir)
 	checkOmits(t, "modules without a daemon", out, "From the report.")
 }
+
+var updateCLI = flag.Bool("update-cli", false, "write testdata/cli anew")

@@ -129,6 +129,19 @@ func TestFailedSyncFailsTheWrite(t *testing.T) {
 	check(t, "writes", writes, 1)
 }
 
+// fileCodes returns the codes in the file, which must be readable.
+func fileCodes(t testing.TB, dataDir string) map[Code]bool {
+	t.Helper()
+	snap, err := readClaims(dataDir + "/claims.json")
+	must(t, err)
+	snap.file.Close()
+	codes := map[Code]bool{}
+	for _, c := range snap.claims {
+		codes[c.Code] = true
+	}
+	return codes
+}
+
 // A deletion of the file at any step up to the last look, and one after the rename, stands.
 func TestDeletionIsNotUndone(t *testing.T) {
 	for _, step := range []string{"taken", "swept", "written", "checked", "ended"} {
@@ -289,6 +302,14 @@ func TestKillsLoseNoRecord(t *testing.T) {
 
 // tokenSteps are the steps of a writer.
 var tokenSteps = []string{"taken", "swept", "written", "checked", "renaming", "ended"}
+
+// wantTidy checks that the data folder contains the file and a free token only.
+func wantTidy(t testing.TB, dataDir string) {
+	t.Helper()
+	check(t, "data folder", folderNames(t, dataDir), []string{"claims.json", "claims.lock"})
+	check(t, "token folder", folderNames(t, dataDir+"/claims.lock"),
+		[]string{"free"})
+}
 
 // A writer that is killed at any step leaves the old file or the new one, and blocks no
 // other writer.

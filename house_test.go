@@ -526,3 +526,32 @@ func TestHouseRules(t *testing.T) {
 		}
 	}
 }
+
+var testName = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+
+// testNames returns the names of all tests and fuzz targets.
+func testNames(t *testing.T) map[string]bool {
+	t.Helper()
+	names := make(map[string]bool)
+	files, _ := filepath.Glob("*_test.go")
+	for _, file := range files {
+		for _, test := range testName.FindAllStringSubmatch(readFile(t, file), -1) {
+			names[test[1]] = true
+		}
+	}
+	return names
+}
+
+// checkIndex checks that an index has each row of a table, and no other, and that the tests it
+// names exist. An entry that names none says why.
+func checkIndex(t *testing.T, rows []string, index map[string]string) {
+	t.Helper()
+	slices.Sort(rows)
+	check(t, "rows", sortedKeys(index), slices.Compact(rows))
+	tests := testNames(t)
+	for row, test := range index {
+		if strings.HasPrefix(test, "Test") {
+			check(t, row+": there is "+test, tests[test], true)
+		}
+	}
+}

@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,9 +13,11 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -149,6 +152,8 @@ type slowBody struct {
 	answer *bufio.Reader
 }
 
+type zeros struct{}
+
 func sendBody(t *testing.T, s *httptest.Server, header string, announced, sent int) *slowBody {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.Listener.Addr().String())
@@ -221,6 +226,30 @@ func TestAnnouncedLengthIsChecked(t *testing.T) {
 	answer.Body.Close()
 	check(t, "status without a length", answer.StatusCode, 413)
 }
+
+// checkOpen checks whether the server has closed a connection.
+func checkOpen(t *testing.T, what string, conn net.Conn, want bool) {
+	t.Helper()
+	conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+	_, err := io.Copy(io.Discard, conn)
+	check(t, what+" is open", errors.Is(err, os.ErrDeadlineExceeded), want)
+}
+
+// dial opens a connection and sends a request, unless it is empty. If read is set, dial
+// reads the answer.
+func (b *bubble) dial(request string, read bool) net.Conn {
+	conn, err := b.conns.dial(b.T.Context(), "", "")
+	must(b.T, err)
+	io.WriteString(conn, request)
+	if read {
+		_, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		must(b.T, err)
+	}
+	synctest.Wait()
+	return conn
+}
+
+const probe = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 // Connections that show nothing are bounded: idle ones make room, then the oldest. Others
 // stay, and newcomers are served.
@@ -339,3 +368,5 @@ func FuzzAdmit(f *testing.F) {
 		}
 	})
 }
+
+func (zeros) Read(b []byte) (int, error) { return len(b), nil }

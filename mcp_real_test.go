@@ -5,6 +5,8 @@
 package main
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +17,45 @@ import (
 
 // clientsPatience is how long one run of a client, or of npm, may take.
 const clientsPatience = 3 * time.Minute
+
+// npmInstall returns a folder whose node_modules is what the lock in a folder names. It
+// is in the user's cache and may be deleted at any time. A new one is renamed into
+// place, so it is complete if it exists.
+func npmInstall(t *testing.T, from string) string {
+	t.Helper()
+	need(t, "node")
+	need(t, "npm")
+	manifest := []string{".npmrc", "package.json", "package-lock.json"}
+	sum := sha256.New()
+	for _, name := range manifest {
+		content := readFile(t, from+"/"+name)
+		fmt.Fprintf(sum, "%s %d\n%s", name, len(content), content)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = t.TempDir() // nothing outlives the test then
+	}
+	dir := filepath.Join(cache, "usher-"+filepath.Base(from),
+		fmt.Sprintf("%x", sum.Sum(nil)[:8]))
+	if _, err := os.Stat(dir); err == nil {
+		return dir
+	}
+	must(t, os.MkdirAll(filepath.Dir(dir), 0o755))
+	fresh, err := os.MkdirTemp(filepath.Dir(dir), "installing-")
+	must(t, err)
+	defer os.RemoveAll(fresh)
+	copyFiles(t, from, fresh, manifest...)
+	if out, _, err := runIn(fresh, "npm", "ci", "--ignore-scripts", "--no-audit",
+		"--no-fund"); err != nil {
+		t.Logf("npm ci: %v\n%s", err, out)
+		lack(t, "npm ci")
+	}
+	if err := os.Rename(fresh, dir); err != nil {
+		_, err := os.Stat(dir) // another test may have been quicker
+		must(t, err)
+	}
+	return dir
+}
 
 // Servers and clients of the protocol's makers work with usher, over all transports.
 func TestRealServers(t *testing.T) {

@@ -137,6 +137,14 @@ func TestAskTimesOut(t *testing.T) {
 	}
 }
 
+// suspended returns how many calls wait for input of clients without sessions.
+func (b *bubble) suspended() int {
+	synctest.Wait()
+	b.server.suspended.mu.Lock()
+	defer b.server.suspended.mu.Unlock()
+	return len(b.server.suspended.calls)
+}
+
 // When the client of a suspended call goes away, usher cancels the call at the module and
 // forgets its state.
 func TestSuspendedCallsEnd(t *testing.T) {

@@ -141,6 +141,13 @@ func TestSlowReadersHaveTime(t *testing.T) {
 	}
 }
 
+// heldBytes returns the bytes that are held for all principals.
+func heldBytes(m *memory) int64 {
+	m.known.mu.Lock()
+	defer m.known.mu.Unlock()
+	return m.known.all
+}
+
 // A client whose outbox is full is dropped. One message of any size fits.
 func TestSlowClientIsDropped(t *testing.T) {
 	t.Parallel()

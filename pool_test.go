@@ -48,6 +48,11 @@ func (p *pool) count(state processState) (n int) {
 	return n
 }
 
+// aMember returns a Caller.Member that never ends.
+func aMember() context.Context {
+	return context.WithValue(context.Background(), connsKey{}, nil)
+}
+
 // A module has at most maxProcs processes, and maxProcsOf for a principal. A call waits
 // until an idle one has ended.
 func TestProcessesAreBounded(t *testing.T) {

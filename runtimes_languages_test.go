@@ -4,6 +4,9 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
+	"flag"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -12,6 +15,22 @@ import (
 	"testing"
 	"time"
 )
+
+var updateGolden = flag.Bool("update-golden", false,
+	"rewrite the golden files of modules in testdata")
+
+// checkGolden compares JSON with a file.
+func checkGolden(t *testing.T, path string, got json.RawMessage) {
+	t.Helper()
+	var text bytes.Buffer
+	must(t, json.Indent(&text, got, "", "  "))
+	text.WriteByte('\n')
+	if *updateGolden {
+		write(t, path, text.String())
+	}
+	want := readFile(t, path)
+	check(t, path, text.String(), want)
+}
 
 // Methods, types and documentation of each file are those in its golden file.
 func TestShimGolden(t *testing.T) {

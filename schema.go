@@ -390,8 +390,12 @@ var paramTag = regexp.MustCompile(typePattern +
 	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|([^\s{\[-]\S*))` +
 	`\s*(?:- )?(.*)$`)
 
+// shdocArg matches the beginning of the text after shdoc's @arg, such as "$1 string".
+var shdocArg = regexp.MustCompile(`^\$(\d+)(?:\s+(?i:(string|integer|number|boolean|array|object))\b)?`)
+
 // parseParam parses the text after @param.
 func parseParam(tag string) (paramDoc, bool) {
+	tag = strings.TrimPrefix(shdocArg.ReplaceAllString(tag, "{$2} arg$1"), "{} ")
 	parts := paramTag.FindStringSubmatch(tag)
 	if parts == nil {
 		return paramDoc{}, false

@@ -189,6 +189,14 @@ func withDoc(t *testing.T, rules, doc string) *Method {
 	return methodOf(t, rules, `"description":"`+doc+`"`)
 }
 
+var kindOf = map[string]Kind{
+	"go":     kindGo,
+	"node":   kindNode,
+	"shell":  kindShell,
+	"server": kindExecutable,
+	"config": kindConfig,
+}
+
 // methodOf reads a method's definition, without its name.
 func methodOf(t *testing.T, rules, definition string) *Method {
 	t.Helper()

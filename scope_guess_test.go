@@ -36,6 +36,27 @@ func guess(t *testing.T, g *Gate, code string, session ...string) guessOutcome {
 	return guessOutcome{status, time.Since(start)}
 }
 
+// unknownCodes returns n codes that, with overwhelming likelihood, were never
+// issued.
+func unknownCodes(n int) []string {
+	var codes []string
+	for i := range n {
+		codes = append(codes,
+			string([]byte{codeAlphabet[i%31], codeAlphabet[i/31], '2', '2', 'Z', 'Z'}))
+	}
+	return codes
+}
+
+// testGate returns a gate over the claims and the session key of a data folder.
+func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
+	t.Helper()
+	log := quiet
+	store := testStore(t, data)
+	key, err := readSessionKey(data, log)
+	must(t, err)
+	return newGate(store, key, require, log), store
+}
+
 // After guessBudget invalid codes in a minute, every code waits for one of guessRate turns
 // a second, except a session's own.
 func TestGuessesTakeTurns(t *testing.T) {

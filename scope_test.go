@@ -192,6 +192,15 @@ func presentations(p, o, g, x string) []presentation {
 	}
 }
 
+// checkRefused checks the refusal of a code, which must not make clients look for a login.
+func checkRefused(t *testing.T, a answer, says string) {
+	t.Helper()
+	check(t, "status of a refusal", a.Status, 400)
+	checkContains(t, "a refusal", a.Failure(), says, claimHeader)
+	check(t, "its session", a.Header.Get(sessionHeader), "")
+	check(t, "its challenge", a.Header.Get("WWW-Authenticate"), "")
+}
+
 // Each way to present a code counts as the table says: for a new session, in one of another
 // claim and, also if claims are required, without sessions. TestModel checks sessions
 // in each state.

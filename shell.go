@@ -22,6 +22,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // shellScript is the script of a shell module.
@@ -30,7 +31,7 @@ type shellScript struct {
 	shell   string   // the program
 	options []string // of the shell, from the script's first line
 	about   string
-	docs    object // the comments of functions, by name
+	docs    object // the comments of functions, by the functions' names
 
 	problems []string // for the script's author
 }
@@ -38,12 +39,14 @@ type shellScript struct {
 var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
-	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w-]*)\s*(?:\(\)|\{)`)
+	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w.:-]*)\s*(?:\(\s*\)|\{)`)
+	shellBodyEnd  = regexp.MustCompile(`\n[})]`)
 
 	// unexpanded matches most of what the shell does not expand: escaped characters, text in
 	// single quotes, and comments.
 	unexpanded    = regexp.MustCompile(`\\.|'[^']*'|(?m:\s#.*$)`)
-	shellArgument = regexp.MustCompile(`\$\{?[1-9@*]`)
+	shellArgument = regexp.MustCompile(`\$\{?#?[1-9@*]|\bshift\b`)
+	noMethodName  = regexp.MustCompile(`[.:]+`)
 )
 
 // notMethods are commands that run their arguments. Some shells prefer them to a
@@ -76,23 +79,27 @@ func readScript(path string) (*shellScript, error) {
 		start := text
 		line, rest, _ := strings.Cut(text, "\n")
 		text = rest
-		if rest, ok := strings.CutPrefix(line, "#"); ok {
-			comment = append(comment, strings.TrimPrefix(rest, " "))
+		if strings.HasPrefix(line, "#") {
+			comment = append(comment, strings.TrimPrefix(strings.TrimLeft(line, "#"), " "))
 			continue
 		}
 		doc := strings.Join(comment, "\n")
+		tags := parseDoc(doc, kindShell)
+		if strings.TrimSpace(line) == "" && (tags.params != nil || tags.returns != "") {
+			continue // the comment belongs to a function
+		}
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
 			s.docs = s.docs.set(m[1], quote(doc))
 			body := line
-			if !strings.HasSuffix(line, "}") {
-				body, _, _ = strings.Cut(start, "\n}")
+			if len(line) == len(m[0]) || !strings.ContainsAny(line[len(line)-1:], "})") {
+				body = shellBodyEnd.Split(start, 2)[0]
 			}
 			body = unexpanded.ReplaceAllString(body, "")
-			if shellArgument.MatchString(body) && parseDoc(doc, kindShell).params == nil {
+			if shellArgument.MatchString(body) && tags.params == nil {
 				s.problems = append(s.problems, m[1]+": it uses $1, but has no @param")
 			}
 		} else if s.about == "" && s.docs == nil {
-			s.about = doc
+			s.about = firstSentence(tags.description)
 		}
 		comment = nil
 	}
@@ -114,15 +121,24 @@ func (s *shellScript) listFunctions() []string {
 // manifest returns what the module offers, if these names are functions.
 func (s *shellScript) manifest(functions []string) *manifest {
 	m := &manifest{
-		About:    firstSentence(s.about),
+		About:    s.about,
 		Problems: s.problems,
 		Lists:    make(map[string][]json.RawMessage),
 	}
+	same := make(map[string]int)
 	for _, f := range s.docs {
-		name := f.key
-		if !slices.Contains(functions, name) || slices.Contains(notMethods, name) {
-			problem := "%s: %s can't call a function of this name: rename it"
-			m.Problems = append(m.Problems, fmt.Sprintf(problem, name, filepath.Base(s.shell)))
+		same[shellMethod(f.key)]++
+	}
+	for _, f := range s.docs {
+		name := shellMethod(f.key)
+		problem := ""
+		if !slices.Contains(functions, f.key) || slices.Contains(notMethods, name) {
+			problem = filepath.Base(s.shell) + " can't call a function of this name"
+		} else if same[name] > 1 {
+			problem = "another function is " + name + " too"
+		}
+		if problem != "" {
+			m.Problems = append(m.Problems, f.key+": "+problem+": rename it")
 			continue
 		}
 		m.Lists["tools"] = append(m.Lists["tools"], object{
@@ -133,6 +149,9 @@ func (s *shellScript) manifest(functions []string) *manifest {
 	}
 	return m
 }
+
+// shellMethod returns the name of a function as a method.
+func shellMethod(function string) string { return noMethodName.ReplaceAllString(function, "_") }
 
 // isFunction defines a shell function that succeeds if the shell reports a name as a
 // function. With LC_ALL=C, the report is in English.
@@ -146,10 +165,11 @@ const isFunction = `usher_is() {
 
 // commandLine returns the arguments of the shell for a call of a function.
 func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]string, error) {
-	doc, ok := unquote(s.docs.get(name))
-	if !ok {
+	i := slices.IndexFunc(s.docs, func(f member) bool { return shellMethod(f.key) == name })
+	if i < 0 {
 		return nil, fmt.Errorf("no method %q", name)
 	}
+	doc, _ := unquote(s.docs[i].value)
 	// $0 is the script, so that a module can find files beside it. The script sees none of the
 	// values as its own arguments: many scripts end in "$@". The quotes around the name keep
 	// the shell from reading it as a reserved word or an alias. The script may define the
@@ -167,19 +187,21 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 		passed += fmt.Sprintf(` "$usher_%d"`, i+1)
 	}
 	args[1] = fmt.Sprintf(isFunction+`%[2]sset --; . "$0" && if usher_is %[1]s; then "%[1]s"%[3]s
-		else command echo the script defines no function %[1]s >&2; exit 127; fi`, name, stored, passed)
+		else command echo the script defines no function %[1]s >&2; exit 127; fi`, s.docs[i].key, stored, passed)
 	return args, nil
 }
 
 // shellResult returns the result of a call of a function: its output, as an object or as content
-// blocks if it is that, else as text.
+// blocks if it is that, else as text, or as bytes if it is not UTF-8.
 func shellResult(output []byte, err error) object {
-	text := strings.ToValidUTF8(strings.TrimRight(string(output), "\n"), "\uFFFD")
+	text := strings.TrimRight(string(output), "\n")
 	value := json.RawMessage(text)
 	replaceSurrogates(value)
 	switch {
 	case err != nil:
 		return failure(errText(err))
+	case !utf8.Valid(output):
+		return bytesResult(marshal(output))
 	case text == "":
 		return toolResult(nil)
 	case json.Valid(value) && (members(value) != nil || areContent(items(value))):
@@ -256,6 +278,9 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 		return script.manifest(strings.Fields(string(functions))), nil
 	case errors.Is(err, errUnapproved):
 		return nil, err
+	}
+	if script != nil && filepath.Base(script.shell) == "sh" {
+		err = fmt.Errorf("%w (read by sh: for bash, begin with #!/usr/bin/env bash)", err)
 	}
 	return nil, processFault(s.Name, "can't be read", err.Error())
 }

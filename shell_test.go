@@ -120,10 +120,12 @@ func TestShellFaultsAreReported(t *testing.T) {
 	write(t, dir+"/a.usher.sh", "#!/bin/sh\n\n# A.\na() {\n\tif\n}\n")
 	write(t, dir+"/b.usher.sh", "#!/usr/bin/perl\n")
 	write(t, dir+"/c.usher.sh", "#!/bin/sh\r\n\r\n# C.\r\nc() { :; }\r\n")
+	write(t, dir+"/d.usher.sh", "# D.\nd() { local -a list=(a b); }\n")
 	copyFiles(t, "testdata/shell", dir, "arguments.usher.sh")
 	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error",
-		"want sh, bash", "its lines end with")
+		"want sh, bash", "its lines end with",
+		` unexpected (read by sh: for bash, begin with #!/usr/bin/env bash)`)
 	check(t, "notes", strings.Count(out, "note: "), 3)
 	for _, name := range []string{"one", "all", "part"} {
 		checkContains(t, "notes", out, "note: "+name+": it uses $1, but has no @param")
@@ -176,6 +178,40 @@ func TestShellNames(t *testing.T) {
 			check(t, "the values of a call", said, "[2][touch][bad *]\n")
 			check(t, "files", folderNames(t, dir), []string{"m.usher.sh", "values.usher.sh"})
 		})
+	}
+}
+
+// Functions of libraries are methods under names of MCP, their comments may be shdoc's, and output
+// that is not UTF-8 is bytes.
+func TestShellLibrary(t *testing.T) {
+	long(t)
+	need(t, "bash")
+	dir, base := t.TempDir(), t.TempDir()
+	copyFiles(t, "testdata/shell", dir, "library.usher.sh")
+	out, _, _ := usher(t, "modules", "-base", base, dir)
+	for _, line := range []string{
+		"  Shows how libraries of functions look.",
+		"    library_say_hello(arg1, arg2, arg3)   Says hello to somebody.",
+		"    library_files_clean                   Removes old files.",
+		"    library_spaced(text)                  Has a comment that a blank line follows.",
+		"    library_own                           Runs in a shell of its own.",
+		"  note: count: it uses $1, but has no @param",
+		"  note: drop: it uses $1, but has no @param",
+		"  note: a.b: another function is a_b too: rename it",
+		"  note: a::b: another function is a_b too: rename it",
+	} {
+		checkContains(t, "usher modules", out, line+"\n")
+	}
+	check(t, "notes", strings.Count(out, "note: "), 4)
+	for _, tt := range []struct{ method, arguments, want string }{
+		{"say_hello", `{"arg1":"a b","arg2":2,"arg3":"f"}`, "[a b][2][f]\n"},
+		{"say_hello", `{"arg1":"a","arg2":"b","arg3":""}`, `parameter "arg2": want integer`},
+		{"files_clean", `{}`, "cleaned\n"},
+		{"spaced", `{"text":"x"}`, "x\n"},
+		{"picture", `{}`, `{"type":"image","data":"iVBORw0KGgo=","mimeType":"image/png"}` + "\n"},
+		{"latin", `{}`, "Y2Fm6Q==\n"},
+	} {
+		checkContains(t, tt.method, callSays(t, base, dir, "library", tt.method, tt.arguments), tt.want)
 	}
 }
 

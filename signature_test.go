@@ -5,6 +5,7 @@ package main
 
 import (
 	"crypto/ed25519"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -40,6 +41,13 @@ const standardSigned = "webhook-id: ID\nwebhook-timestamp: TIME\n" +
 
 // signedText matches a signature in a form.
 var signedText = regexp.MustCompile(`(HEX|BASE64|ED25519)\(.*?\)`)
+
+// hmacOf signs from the providers' documents, not with the code under test.
+func hmacOf(key, text string) []byte {
+	mac := hmac.New(sha256.New, []byte(key))
+	mac.Write([]byte(text))
+	return mac.Sum(nil)
+}
 
 // sign returns the headers of a form, as "Name: value", for a body. The raw key signs; the variable
 // contains what shownKey makes of it.

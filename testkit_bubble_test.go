@@ -5,15 +5,12 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -257,14 +254,6 @@ func (b *bubble) hears() string {
 	return strings.Join(lines, "\n")
 }
 
-// suspended returns how many calls wait for input of clients without sessions.
-func (b *bubble) suspended() int {
-	synctest.Wait()
-	b.server.suspended.mu.Lock()
-	defer b.server.suspended.mu.Unlock()
-	return len(b.server.suspended.calls)
-}
-
 // open begins a session of a version, whose client can be asked.
 func (b *bubble) open(version string) *testClient {
 	b.T.Helper()
@@ -366,35 +355,6 @@ func (x *exchange) close() {
 // pass lets time pass.
 func pass(d time.Duration) { <-time.After(d) }
 
-// dial opens a connection and sends a request, unless it is empty. If read is set, dial
-// reads the answer.
-func (b *bubble) dial(request string, read bool) net.Conn {
-	conn, err := b.conns.dial(b.T.Context(), "", "")
-	must(b.T, err)
-	io.WriteString(conn, request)
-	if read {
-		_, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		must(b.T, err)
-	}
-	synctest.Wait()
-	return conn
-}
-
-// checkOpen checks whether the server has closed a connection.
-func checkOpen(t *testing.T, what string, conn net.Conn, want bool) {
-	t.Helper()
-	conn.SetReadDeadline(time.Now().Add(time.Millisecond))
-	_, err := io.Copy(io.Discard, conn)
-	check(t, what+" is open", errors.Is(err, os.ErrDeadlineExceeded), want)
-}
-
-const probe = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-
-// aMember returns a Caller.Member that never ends.
-func aMember() context.Context {
-	return context.WithValue(context.Background(), connsKey{}, nil)
-}
-
 var principals sync.Map // by name
 
 // principal returns the principal with a name as its label. It never ends.
@@ -461,11 +421,4 @@ func module(t testing.TB, text string) *Module {
 		m.Methods = append(m.Methods, method)
 	}
 	return m
-}
-
-// heldBytes returns the bytes that are held for all principals.
-func heldBytes(m *memory) int64 {
-	m.known.mu.Lock()
-	defer m.known.mu.Unlock()
-	return m.known.all
 }

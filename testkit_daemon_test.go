@@ -6,8 +6,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
 	"io"
 	"net"
 	"net/http"
@@ -174,8 +172,6 @@ func lookupIn(env map[string]string) func(name string) (string, bool) {
 		return value, set
 	}
 }
-
-func noEnv(string) (string, bool) { return "", false }
 
 // awaitReady waits until the daemon has looked at all modules, or has ended.
 func (d *testDaemon) awaitReady(t *testing.T) {
@@ -480,25 +476,6 @@ func checkSees(t *testing.T, what string, c *testClient, want string, present ..
 	check(t, what, listTools(c, present...), want)
 }
 
-// checkRefused checks the refusal of a code, which must not make clients look for a login.
-func checkRefused(t *testing.T, a answer, says string) {
-	t.Helper()
-	check(t, "status of a refusal", a.Status, 400)
-	checkContains(t, "a refusal", a.Failure(), says, claimHeader)
-	check(t, "its session", a.Header.Get(sessionHeader), "")
-	check(t, "its challenge", a.Header.Get("WWW-Authenticate"), "")
-}
-
-// testGate returns a gate over the claims and the session key of a data folder.
-func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
-	t.Helper()
-	log := quiet
-	store := testStore(t, data)
-	key, err := readSessionKey(data, log)
-	must(t, err)
-	return newGate(store, key, require, log), store
-}
-
 // fakeClient is a client of a daemon.
 type fakeClient struct {
 	*testClient
@@ -541,34 +518,4 @@ func markProcesses(t *testing.T) (mark string, list func() string) {
 		}
 		return strings.Join(list, "\n")
 	}
-}
-
-// The signers here are written from the providers' documents, not with the code
-// that they test.
-
-func hmacOf(key, text string) []byte {
-	mac := hmac.New(sha256.New, []byte(key))
-	mac.Write([]byte(text))
-	return mac.Sum(nil)
-}
-
-// startStdio runs usher stdio over a workspace; messages go in and out by the pipes.
-func startStdio(t *testing.T, dir string) (in io.WriteCloser, out *bufio.Reader, exit chan int) {
-	t.Helper()
-	inR, inW := io.Pipe()
-	outR, outW := io.Pipe()
-	exit = make(chan int, 1)
-	ctx, cancel := context.WithCancel(context.Background())
-	base := t.TempDir()
-	go func() {
-		exit <- run(ctx, []string{"stdio", "-base", base, dir}, inR, outW, io.Discard, noEnv)
-		outW.Close()
-	}()
-	t.Cleanup(func() {
-		cancel()
-		inW.Close()
-		go io.Copy(io.Discard, outR)
-		<-exit
-	})
-	return inW, bufio.NewReader(outR), exit
 }

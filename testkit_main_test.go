@@ -29,7 +29,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -48,7 +47,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -216,11 +214,6 @@ func (o *output) await(t *testing.T, what string, over <-chan struct{}, ok func(
 	}
 }
 
-// setMeta returns the params of a message with a key of their _meta set.
-func setMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	return withMeta(members(params), key, value).encode()
-}
-
 // objectOf returns the members of a JSON object.
 func objectOf(text string) object { return members(json.RawMessage(text)) }
 
@@ -284,28 +277,6 @@ func callSays(t *testing.T, base, dir string, args ...string) string {
 	return building.ReplaceAllString(out+errs, "")
 }
 
-// masks hide what differs from run to run.
-var masks = []struct {
-	form *regexp.Regexp
-	with string
-}{
-	{regexp.MustCompile(`\b[2-9A-HJKMNP-Z]{3}-[2-9A-HJKMNP-Z]{3}\b`), "CODE-D"},
-	{regexp.MustCompile(`(claim=|Code: |"code": ")[2-9A-HJKMNP-Z]{6}\b`), "${1}CODE--"},
-	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d`), "YYYY-MM-DD HH:MM"},
-	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
-	{regexp.MustCompile(`"progressToken":\d+`), `"progressToken":N`},
-	{regexp.MustCompile(`usher \S+ \(go\S+ \S+\)`), "usher VERSION"},
-	{regexp.MustCompile(`usher \S+ serves`), "usher VERSION serves"},
-}
-
-// masked returns a text without what differs from run to run.
-func masked(text string) string {
-	for _, m := range masks {
-		text = m.form.ReplaceAllString(text, m.with)
-	}
-	return text
-}
-
 // without is a JSON object without one of its members.
 func without(raw, key string) string {
 	list := objectOf(raw)
@@ -338,35 +309,6 @@ func checkOmits[T ~[]byte | ~string](t testing.TB, what string, text T, unwanted
 			t.Errorf("%s: unwanted %q in %s", what, s, clipText(string(text), 2000))
 		}
 	}
-}
-
-var updateCLI = flag.Bool("update-cli", false, "write testdata/cli anew")
-
-// golden compares what was printed with testdata/cli/NAME.txt.
-func golden(t *testing.T, name, got string, dirs ...string) {
-	t.Helper()
-	for i, dir := range dirs {
-		got = strings.ReplaceAll(got, dir, "/DIR"+strings.Repeat("'", i))
-	}
-	for line := range strings.Lines(got) {
-		line = strings.TrimSuffix(line, "\n")
-		if strings.TrimRight(line, " ") != line {
-			t.Errorf("%s: a line ends in blanks: %q", name, line)
-		}
-		if strings.HasPrefix(name, "help") &&
-			utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")) > 80 {
-			t.Errorf("%s: a line of over 80 columns: %q", name, line)
-		}
-	}
-	got = columns.ReplaceAllStringFunc(masked(got), func(line string) string {
-		return gaps.ReplaceAllString(line, "   ")
-	})
-	path := "testdata/cli/" + name + ".txt"
-	if *updateCLI {
-		write(t, path, got)
-	}
-	want := readFile(t, path)
-	check(t, name, got, want)
 }
 
 // building matches what commands say while they wait for a module.
@@ -421,49 +363,6 @@ var quiet = slog.New(slog.DiscardHandler)
 
 func logTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
 
-type zeros struct{}
-
-func (zeros) Read(b []byte) (int, error) { return len(b), nil }
-
-// npmInstall returns a folder whose node_modules is what the lock in a folder names. It
-// is in the user's cache and may be deleted at any time. A new one is renamed into
-// place, so it is complete if it exists.
-func npmInstall(t *testing.T, from string) string {
-	t.Helper()
-	need(t, "node")
-	need(t, "npm")
-	manifest := []string{".npmrc", "package.json", "package-lock.json"}
-	sum := sha256.New()
-	for _, name := range manifest {
-		content := readFile(t, from+"/"+name)
-		fmt.Fprintf(sum, "%s %d\n%s", name, len(content), content)
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = t.TempDir() // nothing outlives the test then
-	}
-	dir := filepath.Join(cache, "usher-"+filepath.Base(from),
-		fmt.Sprintf("%x", sum.Sum(nil)[:8]))
-	if _, err := os.Stat(dir); err == nil {
-		return dir
-	}
-	must(t, os.MkdirAll(filepath.Dir(dir), 0o755))
-	fresh, err := os.MkdirTemp(filepath.Dir(dir), "installing-")
-	must(t, err)
-	defer os.RemoveAll(fresh)
-	copyFiles(t, from, fresh, manifest...)
-	if out, _, err := runIn(fresh, "npm", "ci", "--ignore-scripts", "--no-audit",
-		"--no-fund"); err != nil {
-		t.Logf("npm ci: %v\n%s", err, out)
-		lack(t, "npm ci")
-	}
-	if err := os.Rename(fresh, dir); err != nil {
-		_, err := os.Stat(dir) // another test may have been quicker
-		must(t, err)
-	}
-	return dir
-}
-
 // copyFiles copies files from a folder to another.
 func copyFiles(t *testing.T, from, to string, names ...string) {
 	t.Helper()
@@ -486,40 +385,3 @@ func runIn(dir, program string, args ...string) (out, stdout string, err error) 
 	err = cmd.Run()
 	return all.String(), only.String(), err
 }
-
-var kindOf = map[string]Kind{
-	"go":     kindGo,
-	"node":   kindNode,
-	"shell":  kindShell,
-	"server": kindExecutable,
-	"config": kindConfig,
-}
-
-// checkIndex checks that an index has each row of a table, and no other, and that the tests it
-// names exist. An entry that names none says why.
-func checkIndex(t *testing.T, rows []string, index map[string]string) {
-	t.Helper()
-	slices.Sort(rows)
-	check(t, "rows", sortedKeys(index), slices.Compact(rows))
-	tests := testNames(t)
-	for row, test := range index {
-		if strings.HasPrefix(test, "Test") {
-			check(t, row+": there is "+test, tests[test], true)
-		}
-	}
-}
-
-// testNames returns the names of all tests and fuzz targets.
-func testNames(t *testing.T) map[string]bool {
-	t.Helper()
-	names := make(map[string]bool)
-	files, _ := filepath.Glob("*_test.go")
-	for _, file := range files {
-		for _, test := range testName.FindAllStringSubmatch(readFile(t, file), -1) {
-			names[test[1]] = true
-		}
-	}
-	return names
-}
-
-var testName = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)

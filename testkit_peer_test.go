@@ -3,10 +3,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -86,22 +84,6 @@ func needLanguage(t *testing.T, file string) Kind {
 		nodeTestVersion(t)
 	}
 	return kindNode
-}
-
-var updateGolden = flag.Bool("update-golden", false,
-	"rewrite the golden files of modules in testdata")
-
-// checkGolden compares JSON with a file.
-func checkGolden(t *testing.T, path string, got json.RawMessage) {
-	t.Helper()
-	var text bytes.Buffer
-	must(t, json.Indent(&text, got, "", "  "))
-	text.WriteByte('\n')
-	if *updateGolden {
-		write(t, path, text.String())
-	}
-	want := readFile(t, path)
-	check(t, path, text.String(), want)
 }
 
 // languages copies the modules of a folder that can run here into a new one, and returns their names.

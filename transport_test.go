@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -255,6 +256,27 @@ func TestStreamsEndWithTheDaemon(t *testing.T) {
 			stream.hangUp()
 		}
 	})
+}
+
+// startStdio runs usher stdio over a workspace; messages go in and out by the pipes.
+func startStdio(t *testing.T, dir string) (in io.WriteCloser, out *bufio.Reader, exit chan int) {
+	t.Helper()
+	inR, inW := io.Pipe()
+	outR, outW := io.Pipe()
+	exit = make(chan int, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	base := t.TempDir()
+	go func() {
+		exit <- run(ctx, []string{"stdio", "-base", base, dir}, inR, outW, io.Discard, noEnv)
+		outW.Close()
+	}()
+	t.Cleanup(func() {
+		cancel()
+		inW.Close()
+		go io.Copy(io.Discard, outR)
+		<-exit
+	})
+	return inW, bufio.NewReader(outR), exit
 }
 
 // usher stdio writes only JSON-RPC to stdout, and answers calls that are under way when its
