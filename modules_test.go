@@ -5,7 +5,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"strings"
@@ -447,7 +446,7 @@ func TestConfigReloadsChangedEntries(t *testing.T) {
 		exe, runAsFake)
 	replace(entry("one", "y"), entry("two", "pid"), in)
 	c.AwaitTools("one_y", "three_env", "two_pid")
-	c.HTTP = http.DefaultClient // which lets a module name a path
+	c.Paths = true
 	check(t, "PWD", c.Call("three_env", `{"name":"PWD"}`).Text(), "true "+dir+"/sub")
 	check(t, "the process of an unchanged entry", c.Call("two_pid", "").Text(), pid)
 }

@@ -74,16 +74,29 @@ func checkEnded(t *testing.T, c *testClient) {
 	check(t, "ping", c.Ask("ping", "").Failure(), "")
 }
 
+// modernListen opens a subscriptions/listen, whose first message must be that it is honoured as wanted.
+func modernListen(
+	c *testClient, id, filter, honoured string, present ...presenter,
+) (<-chan event, func()) {
+	c.T.Helper()
+	req := c.ModernPOST(id, "subscriptions/listen", `{"notifications":`+filter+`}`)
+	presentAll(present...)(req)
+	_, events, hangUp := openStream(c.T, req)
+	wantEvent(c.T, events, `"method":"notifications/subscriptions/acknowledged"`,
+		`"notifications":`+honoured, `"`+metaSubscription+`":`+id)
+	return events, hangUp
+}
+
 // A listener hears of the changes it asked for, under its id, until the daemon stops.
 func TestListenersHearOfChanges(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: good tools=x")
 	c := newClient(t, d.URL)
 	const bothLists = `"toolsListChanged":true,"promptsListChanged":true`
-	both, _ := c.ModernListen(`7`, `{`+bothLists+`,"resources":true,"nope":true}`, `{`+
+	both, _ := modernListen(c, `7`, `{`+bothLists+`,"resources":true,"nope":true}`, `{`+
 		bothLists+`}`)
 	const promptsAlone = `{"promptsListChanged":true}`
-	prompts, _ := c.ModernListen(`"7"`,
+	prompts, _ := modernListen(c, `"7"`,
 		`{"promptsListChanged":true,"toolsListChanged":false}`, promptsAlone)
 	hearAll := func(step, id string, events <-chan event, want ...string) {
 		t.Helper()
@@ -132,10 +145,10 @@ func TestListenersStayInTheirScope(t *testing.T) {
 	code := p.code("/proj")
 	scoped := inHeader(code)
 	const tools = `{"toolsListChanged":true}`
-	lists, _ := c.ModernListen(`1`, tools, tools, scoped)
+	lists, _ := modernListen(c, `1`, tools, tools, scoped)
 	// Changes of resources are not reported to clients without sessions.
 	const resources = `{"toolsListChanged":true,"resourceSubscriptions":["r://one"]}`
-	free, _ := c.ModernListen(`3`, resources, tools)
+	free, _ := modernListen(c, `3`, resources, tools)
 
 	p.revoke(code)
 	listen := c.Modern("subscriptions/listen", `{"notifications":`+tools+`}`, scoped)

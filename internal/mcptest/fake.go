@@ -26,36 +26,21 @@ const FakeVar = "USHER_TEST_FAKE"
 // given here replace those of the trait tools=. The file is replaced at once, as editors do.
 func WriteFake(t testing.TB, path, traits string, tools ...string) {
 	t.Helper()
-	exe, err := os.Executable()
-	Must(t, err)
 	if len(tools) > 0 {
 		traits += " " + FakeTools(t, tools...)
 	}
-	Write(t, path+".new", fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s'\n", FakeVar, traits, exe))
+	Write(t, path+".new", fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s'\n", FakeVar, traits, Binary(t)))
 	Must(t, os.Rename(path+".new", path))
 }
 
 // WriteShared adds a fake, one process of which serves all callers, to the .mcp.json of a folder.
 func WriteShared(t testing.TB, dir, name, traits string) {
 	t.Helper()
-	exe, err := os.Executable()
-	Must(t, err)
 	path := dir + "/.mcp.json"
-	var config struct {
-		Servers map[string]any `json:"mcpServers"`
-	}
-	if text, err := os.ReadFile(path); err == nil {
-		Must(t, json.Unmarshal(text, &config))
-	}
-	if config.Servers == nil {
-		config.Servers = make(map[string]any)
-	}
-	config.Servers[name] = map[string]any{
-		"command": exe,
-		"env":     map[string]string{FakeVar: traits},
-		"shared":  true,
-	}
-	Write(t, path, string(encode(config)))
+	config, _ := os.ReadFile(path) // there may be none
+	entry := fmt.Sprintf(`{"command":%q,"env":{%q:%q},"shared":true}`, Binary(t), FakeVar, traits)
+	servers := with(Field(config, "mcpServers"), name, json.RawMessage(entry))
+	Write(t, path, string(with(config, "mcpServers", servers)))
 }
 
 // FakeTools returns the trait of a fake with these tools.
@@ -169,11 +154,8 @@ func (f *fake) has(trait string) bool {
 func (f *fake) setTools() {
 	if path, ok := f.traits["toolsIn"]; ok {
 		var tools []string
-		text, err := os.ReadFile(path)
-		if err == nil {
-			err = json.Unmarshal(text, &tools)
-		}
-		if err != nil {
+		text, _ := os.ReadFile(path)
+		if err := json.Unmarshal(text, &tools); err != nil {
 			panic(err)
 		}
 		for _, tool := range tools {
@@ -181,11 +163,8 @@ func (f *fake) setTools() {
 		}
 		return
 	}
-	names := "echo,sleep,crash,progress,log,pid,env,count,fail,big,error,grow"
-	if own, ok := f.traits["tools"]; ok {
-		names = own
-	}
-	for name := range strings.SplitSeq(names, ",") {
+	const usual = "echo,sleep,crash,progress,log,pid,env,count,fail,big,error,grow"
+	for name := range strings.SplitSeq(cmp.Or(f.traits["tools"], usual), ",") {
 		f.addTool(name)
 	}
 }
@@ -311,8 +290,14 @@ func (f *fake) answer(method string, params params) any {
 			return json.RawMessage(`{"prompts":[],"x":"` + strings.Repeat("x", 1<<20) + `","nextCursor":"c"}`)
 		}
 	}
-	if f.has("res") {
-		return f.answerResource(method, params.URI)
+	if strings.HasSuffix(method, "subscribe") {
+		f.mu.Lock()
+		f.subscribed[params.URI] = method == "resources/subscribe"
+		f.mu.Unlock()
+	}
+	if text, ok := resources[method]; ok && f.has("res") {
+		named := strings.NewReplacer("NAME", f.traits["res"], "URI", params.URI)
+		return json.RawMessage(named.Replace(text))
 	}
 	return nil
 }
@@ -344,30 +329,17 @@ func awaitEnd(address string) {
 	}
 }
 
-// answerResource answers for a fake that has resources.
-func (f *fake) answerResource(method, uri string) any {
-	name := f.traits["res"]
-	format := func(text string, args ...any) any { return json.RawMessage(fmt.Sprintf(text, args...)) }
-	switch method {
-	case "resources/list":
-		return format(`{"resources":[{"uri":"%s://one","name":"one"}]}`, name)
-	case "resources/templates/list":
-		return format(`{"resourceTemplates":[{"uriTemplate":"%s://many/{n}","name":"many"}]}`, name)
-	case "resources/read":
-		return format(`{"contents":[{"uri":%s,"text":"what %s has"}]}`, encode(uri), name)
-	case "prompts/list":
-		return json.RawMessage(`{"prompts":[{"name":"say","arguments":[{"name":"x"}]}]}`)
-	case "prompts/get":
-		return format(`{"messages":[{"role":"user","content":{"type":"text","text":"what %s says"}}]}`, name)
-	case "completion/complete":
-		return format(`{"completion":{"values":["%s's"]}}`, name)
-	case "resources/subscribe", "resources/unsubscribe":
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.subscribed[uri] = method == "resources/subscribe"
-		return struct{}{}
-	}
-	return nil
+// resources are the answers of a fake that has resources: NAME is its name, URI what is asked for.
+var resources = map[string]string{
+	"resources/list":           `{"resources":[{"uri":"NAME://one","name":"one"}]}`,
+	"resources/templates/list": `{"resourceTemplates":[{"uriTemplate":"NAME://many/{n}","name":"many"}]}`,
+	"resources/read":           `{"contents":[{"uri":"URI","text":"what NAME has"}]}`,
+	"resources/subscribe":      `{}`,
+	"resources/unsubscribe":    `{}`,
+	"prompts/list":             `{"prompts":[{"name":"say","arguments":[{"name":"x"}]}]}`,
+	"prompts/get": `{"messages":[{"role":"user",` +
+		`"content":{"type":"text","text":"what NAME says"}}]}`,
+	"completion/complete": `{"completion":{"values":["NAME's"]}}`,
 }
 
 func (f *fake) cancel(id string) {
@@ -490,9 +462,7 @@ func (c *fakeCall) result() any {
 	case "runs":
 		return structured(string(encode(f.countRuns())))
 	case "fail":
-		result := textResult("it did not work")
-		result.IsError = true
-		return result
+		return failure("it did not work")
 	case "big":
 		return textResult(strings.Repeat("x", c.args.Bytes))
 	case "grow":
@@ -507,13 +477,6 @@ func (c *fakeCall) result() any {
 		return c.ask()
 	}
 	return textResult(c.sent)
-}
-
-// structured returns a result with a value, which is JSON.
-func structured(value string) *result {
-	result := textResult(value)
-	result.Structured = json.RawMessage(value)
-	return result
 }
 
 // countRuns returns how often each tool was called.
@@ -626,11 +589,13 @@ func (c *fakeCall) requireInput() {
 		c.f.reply(c.id, result)
 		return
 	}
-	requests := make(map[string]any)
+	requests := make(map[string]FakeWish)
 	for i, wish := range a.Asks {
-		if need := wish.need(c.params.Meta); need != "" && !a.Bold {
-			c.f.refuse(c.id, -32021, "a client without "+need,
-				json.RawMessage(`{"requiredCapabilities":`+need+`}`))
+		need := wish.need()
+		if Field(c.params.Meta["io.modelcontextprotocol/clientCapabilities"], need...) == nil && !a.Bold {
+			lacked := `{"requiredCapabilities":{"` + strings.Join(need, `":{"`) + `":{}` +
+				strings.Repeat("}", len(need)) + `}`
+			c.f.refuse(c.id, -32021, "a client without "+strings.Join(need, " "), json.RawMessage(lacked))
 			return
 		}
 		if wish.Params == nil {
@@ -646,32 +611,17 @@ func (c *fakeCall) requireInput() {
 	})
 }
 
-// need returns the capability that a client lacks to be asked, as JSON, or "".
-func (w FakeWish) need(meta map[string]json.RawMessage) string {
-	var caps struct {
-		Roots                 *struct{}
-		Sampling, Elicitation map[string]json.RawMessage
-	}
-	json.Unmarshal(meta["io.modelcontextprotocol/clientCapabilities"], &caps)
-	var params struct {
-		Mode  string
-		Tools json.RawMessage
-	}
-	json.Unmarshal(w.Params, &params)
-	_, form := caps.Elicitation["form"]
-	_, url := caps.Elicitation["url"]
+// need returns the keys of the capability that a client needs to be asked.
+func (w FakeWish) need() []string {
 	switch {
-	case w.Method == "roots/list" && caps.Roots == nil:
-		return `{"roots":{}}`
-	case w.Method == "sampling/createMessage" && caps.Sampling == nil:
-		return `{"sampling":{}}`
-	case params.Tools != nil && caps.Sampling["tools"] == nil:
-		return `{"sampling":{"tools":{}}}`
-	case params.Mode == "url" && !url:
-		return `{"elicitation":{"url":{}}}`
-	case w.Method == "elicitation/create" && params.Mode != "url" &&
-		(caps.Elicitation == nil || url && !form):
-		return `{"elicitation":{"form":{}}}`
+	case w.Method == "roots/list":
+		return []string{"roots"}
+	case Field(w.Params, "tools") != nil:
+		return []string{"sampling", "tools"}
+	case w.Method == "sampling/createMessage":
+		return []string{"sampling"}
+	case StringField(w.Params, "mode") == "url":
+		return []string{"elicitation", "url"}
 	}
-	return ""
+	return []string{"elicitation", "form"}
 }

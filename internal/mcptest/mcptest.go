@@ -126,6 +126,20 @@ func textResult(text string) *result {
 	return &result{Content: []content{{"text", text}}}
 }
 
+// failure returns a result that is an error.
+func failure(text string) *result {
+	result := textResult(text)
+	result.IsError = true
+	return result
+}
+
+// structured returns a result with a value, which is JSON.
+func structured(value string) *result {
+	result := textResult(value)
+	result.Structured = json.RawMessage(value)
+	return result
+}
+
 // encode returns a value as JSON in one line, in which no character is escaped for HTML.
 func encode(v any) json.RawMessage {
 	var text bytes.Buffer
@@ -214,6 +228,14 @@ func clip(text string) string {
 		return text[:2000] + "…"
 	}
 	return text
+}
+
+// Binary returns the path of this program.
+func Binary(t testing.TB) string {
+	t.Helper()
+	exe, err := os.Executable()
+	Must(t, err)
+	return exe
 }
 
 // Must ends the test if a step of its preparation fails.

@@ -34,7 +34,7 @@ func StartPeer(t *testing.T, cmd *exec.Cmd) *Peer {
 	p := &Peer{
 		T:         t,
 		Cancelled: make(map[string]bool),
-		Check:     func(_ string, arguments json.RawMessage) (json.RawMessage, error) { return arguments, nil },
+		Check:     func(_ string, sent json.RawMessage) (json.RawMessage, error) { return sent, nil },
 		Show:      func(result json.RawMessage) json.RawMessage { return result },
 		cmd:       cmd,
 		confirmed: make(map[string]bool),
@@ -232,8 +232,4 @@ func ShownText(text string) string { return string(encode(textResult(text))) }
 
 func ShownObject(object string) string { return string(encode(structured(object))) }
 
-func ShownFailure(text string) string {
-	result := textResult(text)
-	result.IsError = true
-	return string(encode(result))
-}
+func ShownFailure(text string) string { return string(encode(failure(text))) }
