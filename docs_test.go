@@ -139,7 +139,11 @@ func (p *page) runSection(t *testing.T, section string) string {
 		parts := docBlock.FindStringSubmatch(block)
 		file, language, text := parts[1], parts[2], parts[3]
 		if file != "" {
-			write(t, filepath.Join(p.dir, file), p.inRun(text))
+			path := filepath.Join(p.dir, file)
+			if below, ok := strings.CutPrefix(file, "~/"); ok {
+				path = filepath.Join(p.home, below)
+			}
+			write(t, path, p.inRun(text))
 		}
 		if language != "console" {
 			return block
