@@ -44,6 +44,56 @@ func checkLacks(t *testing.T, what string, a answer, want string) {
 
 // ---- Late answers and questions
 
+// askForms returns arguments of the tool ask that ask for a form with each word; the first
+// word is the mark.
+func askForms(words ...string) fakeAsk {
+	ask := fakeAsk{Mark: words[0]}
+	for _, word := range words {
+		ask.Asks = append(ask.Asks, askFor("form", word))
+	}
+	return ask
+}
+
+// askState returns the state of an answer, which must ask for n things.
+func askState(t *testing.T, a answer, n int) string {
+	t.Helper()
+	var requests map[string]json.RawMessage
+	json.Unmarshal(field(a.Result(), "inputRequests"), &requests)
+	state := stringField(a.Result(), "requestState")
+	if a.Status != 200 || stringField(a.Result(), "resultType") != resultInput ||
+		len(requests) != n || state == "" {
+		t.Fatalf("want %d questions: %d %s", n, a.Status, a.Body)
+	}
+	return state
+}
+
+// askGot parses a result of the tool ask: the process that asked, and the answers it got.
+func askGot(msg json.RawMessage) (pid int, got []string, text string) {
+	text = answer{Events: []json.RawMessage{msg}}.Text()
+	var list []json.RawMessage
+	if json.Unmarshal([]byte(text), &list) != nil || len(list) == 0 {
+		return 0, nil, string(msg)
+	}
+	pid, _ = strconv.Atoi(string(list[0]))
+	for _, answer := range list[1:] {
+		got = append(got, string(answer))
+	}
+	return pid, got, text
+}
+
+// checkGot checks that the tool ask got one answer for each of wants, which contains it.
+func checkGot(t *testing.T, what string, msg json.RawMessage, wants ...string) {
+	t.Helper()
+	_, got, text := askGot(msg)
+	if len(got) != len(wants) {
+		t.Errorf("%s: the module got %d answers, want %d: %s", what, len(got), len(wants), text)
+		return
+	}
+	for i, want := range wants {
+		checkContains(t, what, got[i], want)
+	}
+}
+
 // askedCall is a call whose client was asked and has not answered.
 type askedCall struct {
 	id     string
@@ -54,8 +104,8 @@ type askedCall struct {
 // callAndBeAsked makes a call that asks the client. The client does not answer.
 func callAndBeAsked(t *testing.T, d *testDaemon, c *askClient, mark string) askedCall {
 	t.Helper()
-	c.Answer = askSilent
-	id, answer := c.StartCall("a_ask", askForms(mark))
+	c.Answer = func(string, json.RawMessage) json.RawMessage { return nil }
+	id, answer := c.Send("tools/call", callParams("a_ask", askForms(mark)))
 	<-c.Asked
 	return askedCall{id, answer, awaitStep(t, d, "asked", mark)}
 }
@@ -107,7 +157,11 @@ func TestAskEndsCleanly(t *testing.T) {
 			call := callAndBeAsked(t, d, c, "cancels-"+name)
 			c.CancelCall(call.id)
 			awaitStep(t, d, "cancelled", "cancels-"+name)
-			c.Hears("notifications/cancelled", "usher-")
+			heard := ""
+			for !strings.Contains(heard, "notifications/cancelled") {
+				heard = string(<-c.Heard)
+			}
+			checkContains(t, "what the client hears", heard, "usher-")
 			pids = append(pids, call.pid)
 		})
 	}

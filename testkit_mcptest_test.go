@@ -36,15 +36,12 @@ const (
 var (
 	askAnswer       = mcptest.AskAnswer
 	askFor          = mcptest.AskFor
-	askForms        = mcptest.AskForms
-	askGot          = mcptest.AskGot
 	askKinds        = mcptest.AskKinds
 	askModern       = mcptest.AskModern
 	askOverPOST     = mcptest.AskOverPOST
 	askOverSSE      = mcptest.AskOverSSE
-	askState        = mcptest.AskState
 	await           = mcptest.Await
-	checkGot        = mcptest.CheckGot
+	callParams      = mcptest.CallParams
 	clientOver      = mcptest.ClientOver
 	connect         = mcptest.Connect
 	connectSSE      = mcptest.ConnectSSE
@@ -73,8 +70,6 @@ var (
 	writeFake       = mcptest.WriteFake
 	writeShared     = mcptest.WriteShared
 )
-
-func askSilent(string, json.RawMessage) json.RawMessage { return nil }
 
 func rpcText(method, params string) string { return rpcAs("1", method, params) }
 

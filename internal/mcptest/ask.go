@@ -6,10 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -56,16 +55,6 @@ func AskFor(kind, word string) FakeWish {
 	panic(kind)
 }
 
-// AskForms returns arguments of the tool ask that ask for a form with each word; the first word is the
-// mark.
-func AskForms(words ...string) FakeAsk {
-	ask := FakeAsk{Mark: words[0]}
-	for _, word := range words {
-		ask.Asks = append(ask.Asks, AskFor("form", word))
-	}
-	return ask
-}
-
 // AskAllCaps are the capabilities of a client that can be asked everything.
 const AskAllCaps = `{"roots":{},"sampling":{"tools":{}},"elicitation":{"form":{},"url":{}}}`
 
@@ -78,47 +67,6 @@ func AskAnswer(word string) func(string, json.RawMessage) json.RawMessage {
 			}
 		}
 		return nil
-	}
-}
-
-// AskState returns the state of an answer, which must ask for n things.
-func AskState(t *testing.T, a Answer, n int) string {
-	t.Helper()
-	requests := members(Field(a.Result(), "inputRequests"))
-	state := StringField(a.Result(), "requestState")
-	if a.Status != 200 || StringField(a.Result(), "resultType") != "input_required" ||
-		len(requests) != n || state == "" {
-		t.Fatalf("want %d questions: %d %s", n, a.Status, a.Body)
-	}
-	return state
-}
-
-// AskGot parses a result of the tool ask: the process that asked, and the answers it got.
-func AskGot(msg json.RawMessage) (pid int, got []string, text string) {
-	text = resultText(Field(msg, "result"))
-	var list []json.RawMessage
-	if json.Unmarshal([]byte(text), &list) != nil || len(list) == 0 {
-		return 0, nil, string(msg)
-	}
-	pid, _ = strconv.Atoi(string(list[0]))
-	for _, answer := range list[1:] {
-		got = append(got, string(answer))
-	}
-	return pid, got, text
-}
-
-// CheckGot checks that the tool ask got one answer for each of wants, which contains it.
-func CheckGot(t *testing.T, what string, msg json.RawMessage, wants ...string) {
-	t.Helper()
-	_, got, text := AskGot(msg)
-	if len(got) != len(wants) {
-		t.Errorf("%s: the module got %d answers, want %d: %s", what, len(got), len(wants), text)
-		return
-	}
-	for i, want := range wants {
-		if !strings.Contains(got[i], want) {
-			t.Errorf("%s: no %q in %s", what, want, clip(got[i]))
-		}
 	}
 }
 
@@ -144,6 +92,7 @@ func Resume(params, state, responses string) string {
 type AskClient struct {
 	T      *testing.T
 	Asked  chan json.RawMessage // each request to the client
+	Heard  chan json.RawMessage // each notification
 	HTTP   *Client              // nil on stdio
 	Meta   string               // the capabilities in modern requests; "" for a client with a session
 	Name   string               // of the client program, in modern requests
@@ -154,10 +103,9 @@ type AskClient struct {
 	// post sends a message, and takes in what comes back of it.
 	post func(ctx context.Context, msg []byte) error
 
-	mu    sync.Mutex
-	id    int
-	wait  map[string]chan json.RawMessage // for answers, by id
-	heard []string                        // notifications
+	ids  atomic.Int64
+	mu   sync.Mutex
+	wait map[string]chan json.RawMessage // for answers, by id
 }
 
 // newAskClient returns a client for a URL, "" for stdio, which presents a code, "" for none.
@@ -166,6 +114,7 @@ func newAskClient(t *testing.T, url, code string) *AskClient {
 		T:      t,
 		Answer: AskAnswer("none"),
 		Asked:  make(chan json.RawMessage, 2000),
+		Heard:  make(chan json.RawMessage, 2000),
 		Name:   "test",
 		wait:   make(map[string]chan json.RawMessage),
 	}
@@ -243,8 +192,8 @@ func AskOverPipes(t *testing.T, in io.Writer, out *bufio.Reader, caps string) *A
 
 // initialize sends initialize, and waits for the answer.
 func (c *AskClient) initialize(version, caps string) {
-	params := Field(InitializeWith(version, caps), "params")
-	c.Get(c.send(c.T.Context(), c.nextID(), "initialize", params))
+	_, answer := c.Send("initialize", Field(InitializeWith(version, caps), "params"))
+	c.Get(answer)
 }
 
 // take takes one message from usher.
@@ -260,9 +209,7 @@ func (c *AskClient) take(raw json.RawMessage) {
 			go c.reply(msg.ID, answer) // the answer comes on another request
 		}
 	case msg.Method != "":
-		c.mu.Lock()
-		c.heard = append(c.heard, string(raw))
-		c.mu.Unlock()
+		c.Heard <- raw
 	default:
 		c.mu.Lock()
 		wait := c.wait[string(msg.ID)]
@@ -303,19 +250,6 @@ func (c *AskClient) Listen() {
 	go c.takeAll(events)
 }
 
-// Hears waits for a notification of a method that contains all words.
-func (c *AskClient) Hears(method string, words ...string) {
-	c.T.Helper()
-	Await(c.T, method+" "+strings.Join(words, " "), func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return slices.ContainsFunc(c.heard, func(msg string) bool {
-			missing := func(word string) bool { return !strings.Contains(msg, word) }
-			return StringField(msg, "method") == method && !slices.ContainsFunc(words, missing)
-		})
-	})
-}
-
 // ForgetAsked drops the requests to the client so far.
 func (c *AskClient) ForgetAsked() {
 	for len(c.Asked) > 0 {
@@ -323,29 +257,20 @@ func (c *AskClient) ForgetAsked() {
 	}
 }
 
-// nextID returns the id of the client's next request.
-func (c *AskClient) nextID() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.id++
-	return strconv.Itoa(c.id)
-}
-
-// send makes a request of a client with a session, and returns what will answer it.
-func (c *AskClient) send(
-	ctx context.Context, id, method string, params json.RawMessage,
-) <-chan json.RawMessage {
+// Send makes a request of a client with a session, whose answer arrives on the channel.
+func (c *AskClient) Send(method string, params json.RawMessage) (id string, answer <-chan json.RawMessage) {
+	id = fmt.Sprint(c.ids.Add(1))
 	wait := make(chan json.RawMessage, 1)
 	c.mu.Lock()
 	c.wait[id] = wait
 	c.mu.Unlock()
 	go func() {
-		err := c.post(ctx, []byte(RPC(id, method, string(params))))
-		if err != nil && ctx.Err() == nil {
+		err := c.post(c.T.Context(), []byte(RPC(id, method, string(params))))
+		if err != nil && c.T.Context().Err() == nil {
 			c.T.Errorf("%s: %v", method, err)
 		}
 	}()
-	return wait
+	return id, wait
 }
 
 // Get waits for an answer.
@@ -358,12 +283,6 @@ func (c *AskClient) Get(wait <-chan json.RawMessage) json.RawMessage {
 		c.T.Error("gave up waiting for an answer")
 		return nil
 	}
-}
-
-// StartCall calls a tool in a session. The answer arrives on the channel.
-func (c *AskClient) StartCall(tool string, ask FakeAsk) (id string, answer <-chan json.RawMessage) {
-	id = c.nextID()
-	return id, c.send(c.T.Context(), id, "tools/call", CallParams(tool, ask))
 }
 
 // CancelCall cancels a call of the client's session.
@@ -394,7 +313,8 @@ func (c *AskClient) CallOnce(params json.RawMessage) json.RawMessage {
 	if c.Meta != "" {
 		return c.roundOf(params).Last()
 	}
-	return c.Get(c.send(c.T.Context(), c.nextID(), "tools/call", params))
+	_, answer := c.Send("tools/call", params)
+	return c.Get(answer)
 }
 
 // Round makes one request to call a tool, as a client without a session does. If it continues a call,
@@ -414,7 +334,7 @@ func (c *AskClient) roundOf(params json.RawMessage) Answer {
 	params = withMeta(params, "io.modelcontextprotocol/clientCapabilities", json.RawMessage(c.Meta))
 	params = withMeta(params, "io.modelcontextprotocol/clientInfo",
 		encode(map[string]string{"name": c.Name, "version": "1"}))
-	a, err := c.HTTP.try(c.HTTP.ModernPOST(c.nextID(), "tools/call", string(params)))
+	a, err := c.HTTP.try(c.HTTP.ModernPOST(fmt.Sprint(c.ids.Add(1)), "tools/call", string(params)))
 	if err != nil {
 		c.T.Errorf("POST: %v", err)
 	}
