@@ -200,7 +200,7 @@ func (c *AskClient) initialize(version, caps string) {
 func (c *AskClient) take(raw json.RawMessage) {
 	var msg message
 	if err := json.Unmarshal(raw, &msg); err != nil || msg.Version != "2.0" {
-		c.T.Errorf("the client gets %s: %v", clip(string(raw)), err)
+		report(c.T, "the client gets %s: %v", clip(string(raw)), err)
 	}
 	switch {
 	case msg.Method != "" && msg.ID != nil:
@@ -230,7 +230,7 @@ func (c *AskClient) reply(id, answer json.RawMessage) {
 		body = with(body, "result", answer)
 	}
 	if err := c.post(context.Background(), body); err != nil {
-		c.T.Errorf("answering: %v", err)
+		report(c.T, "answering: %v", err)
 	}
 }
 
@@ -245,7 +245,6 @@ func (c *AskClient) takeAll(events <-chan Event) {
 
 // Listen opens the session's notification stream and takes its messages.
 func (c *AskClient) Listen() {
-	c.T.Helper()
 	events, _ := c.HTTP.Listen()
 	go c.takeAll(events)
 }
@@ -267,7 +266,7 @@ func (c *AskClient) Send(method string, params json.RawMessage) (id string, answ
 	go func() {
 		err := c.post(c.T.Context(), []byte(RPC(id, method, string(params))))
 		if err != nil && c.T.Context().Err() == nil {
-			c.T.Errorf("%s: %v", method, err)
+			report(c.T, "%s: %v", method, err)
 		}
 	}()
 	return id, wait
@@ -275,25 +274,22 @@ func (c *AskClient) Send(method string, params json.RawMessage) (id string, answ
 
 // Get waits for an answer.
 func (c *AskClient) Get(wait <-chan json.RawMessage) json.RawMessage {
-	c.T.Helper()
 	select {
 	case msg := <-wait:
 		return msg
 	case <-time.After(Patience):
-		c.T.Error("gave up waiting for an answer")
+		report(c.T, "gave up waiting for an answer")
 		return nil
 	}
 }
 
 // CancelCall cancels a call of the client's session.
 func (c *AskClient) CancelCall(id string) {
-	c.T.Helper()
 	Must(c.T, c.post(c.T.Context(), []byte(cancellation(id))))
 }
 
 // Call calls a tool, and answers what is asked meanwhile. It returns the message that is the answer.
 func (c *AskClient) Call(tool string, arguments any) json.RawMessage {
-	c.T.Helper()
 	params := CallParams(tool, arguments)
 	for range 100 {
 		msg := c.CallOnce(params)
@@ -303,13 +299,12 @@ func (c *AskClient) Call(tool string, arguments any) json.RawMessage {
 		}
 		params = c.answered(params, result)
 	}
-	c.T.Error("asked without end")
+	report(c.T, "asked without end")
 	return nil
 }
 
 // CallOnce makes one tools/call and returns its answer.
 func (c *AskClient) CallOnce(params json.RawMessage) json.RawMessage {
-	c.T.Helper()
 	if c.Meta != "" {
 		return c.roundOf(params).Last()
 	}
@@ -320,7 +315,6 @@ func (c *AskClient) CallOnce(params json.RawMessage) json.RawMessage {
 // Round makes one request to call a tool, as a client without a session does. If it continues a call,
 // resume is the call's state and the responses.
 func (c *AskClient) Round(tool string, arguments any, resume ...string) Answer {
-	c.T.Helper()
 	params := CallParams(tool, arguments)
 	if resume != nil {
 		params = json.RawMessage(Resume(string(params), resume[0], resume[1]))
@@ -330,13 +324,12 @@ func (c *AskClient) Round(tool string, arguments any, resume ...string) Answer {
 
 // roundOf makes one request of a client without a session over HTTP.
 func (c *AskClient) roundOf(params json.RawMessage) Answer {
-	c.T.Helper()
 	params = withMeta(params, "io.modelcontextprotocol/clientCapabilities", json.RawMessage(c.Meta))
 	params = withMeta(params, "io.modelcontextprotocol/clientInfo",
 		encode(map[string]string{"name": c.Name, "version": "1"}))
 	a, err := c.HTTP.try(c.HTTP.ModernPOST(fmt.Sprint(c.ids.Add(1)), "tools/call", string(params)))
 	if err != nil {
-		c.T.Errorf("POST: %v", err)
+		report(c.T, "POST: %v", err)
 	}
 	for _, msg := range a.Events[:max(len(a.Events)-1, 0)] {
 		c.take(msg)

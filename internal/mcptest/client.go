@@ -65,27 +65,24 @@ func ClientOver(t *testing.T, url string, over *http.Client) *Client {
 
 // Connect begins a session of the latest revision that has sessions.
 func Connect(t *testing.T, url string) *Client {
-	t.Helper()
 	c, a := OpenSession(t, url)
 	if c.Session == "" {
-		t.Fatalf("initialize: no session: %d %s", a.Status, a.Body)
+		stop(t, "initialize: no session: %d %s", a.Status, a.Body)
 	}
 	if a := c.Post(Initialized); a.Status != 202 {
-		t.Fatalf("initialized: %d %s", a.Status, a.Body)
+		stop(t, "initialized: %d %s", a.Status, a.Body)
 	}
 	return c
 }
 
 // OpenSession tries to begin a session by a request that present changes.
 func OpenSession(t *testing.T, url string, present ...Presenter) (*Client, Answer) {
-	t.Helper()
 	c := NewClient(t, url)
 	return c, c.Begin(Initialize, present...)
 }
 
 // Begin sends initialize, and stays in the session that there is then.
 func (c *Client) Begin(initialize string, present ...Presenter) Answer {
-	c.T.Helper()
 	a := c.Do(presented(c.Request("POST", initialize), present))
 	c.Session = a.Header.Get("Mcp-Session-Id")
 	return a
@@ -101,9 +98,8 @@ type Answer struct {
 
 // WantStatus checks the status of an answer.
 func WantStatus(t testing.TB, what string, a Answer, status int) {
-	t.Helper()
 	if a.Status != status {
-		t.Errorf("%s: status %d, want %d: %s", what, a.Status, status, clip(a.Body))
+		report(t, "%s: status %d, want %d: %s", what, a.Status, status, clip(a.Body))
 	}
 }
 
@@ -190,16 +186,14 @@ func (c *Client) GetRequest() *http.Request {
 
 // Post sends a message.
 func (c *Client) Post(body string) Answer {
-	c.T.Helper()
 	return c.Do(c.Request("POST", body))
 }
 
 // Do makes a request.
 func (c *Client) Do(req *http.Request) Answer {
-	c.T.Helper()
 	a, err := c.try(req)
 	if err != nil {
-		c.T.Fatalf("%s: %v", req.Method, err)
+		stop(c.T, "%s: %v", req.Method, err)
 	}
 	return a
 }
@@ -221,7 +215,7 @@ func (c *Client) try(req *http.Request) (Answer, error) {
 	home, _ := os.UserHomeDir()
 	for _, dir := range []string{os.TempDir(), here, home} {
 		if !c.Paths && len(dir) > 1 && strings.Contains(fmt.Sprint(a.Header, a.Body), dir+"/") {
-			c.T.Errorf("an answer names %s: %s", dir, clip(a.Body))
+			report(c.T, "an answer names %s: %s", dir, clip(a.Body))
 		}
 	}
 	return a, err
@@ -250,7 +244,6 @@ func readMessages(res *http.Response, body io.Reader, take func(Event)) error {
 
 // Ask makes a request; params are JSON, "" for none.
 func (c *Client) Ask(method, params string) Answer {
-	c.T.Helper()
 	return c.Post(c.Message(method, params))
 }
 
@@ -266,7 +259,6 @@ func (c *Client) Message(method, params string) string {
 
 // Call calls a tool; arguments are JSON, "" for none.
 func (c *Client) Call(tool, arguments string) Answer {
-	c.T.Helper()
 	if arguments != "" {
 		arguments = `,"arguments":` + arguments
 	}
@@ -275,7 +267,6 @@ func (c *Client) Call(tool, arguments string) Answer {
 
 // Cancel cancels the request with an id, which is JSON.
 func (c *Client) Cancel(id string) {
-	c.T.Helper()
 	c.Post(cancellation(id))
 }
 
@@ -285,29 +276,25 @@ func cancellation(id string) string {
 
 // AwaitText waits until a call of a tool returns a text.
 func (c *Client) AwaitText(tool, arguments, want string) {
-	c.T.Helper()
 	Await(c.T, tool+" to return "+want, func() bool { return c.Call(tool, arguments).Text() == want })
 }
 
 // End ends the session.
 func (c *Client) End() {
-	c.T.Helper()
 	WantStatus(c.T, "DELETE", c.Do(c.Request("DELETE", "")), 204)
 }
 
 // Tools returns the names of the tools that there are.
 func (c *Client) Tools() []string {
-	c.T.Helper()
 	a := c.Ask("tools/list", "")
 	if a.Result() == nil {
-		c.T.Fatalf("tools/list: %d %s", a.Status, a.Body)
+		stop(c.T, "tools/list: %d %s", a.Status, a.Body)
 	}
 	return strings.Fields(a.ToolNames())
 }
 
 // AwaitTools waits until the client sees these tools.
 func (c *Client) AwaitTools(want ...string) {
-	c.T.Helper()
 	Await(c.T, fmt.Sprintf("the tools %v", want), func() bool {
 		return strings.Join(c.Tools(), " ") == strings.Join(want, " ")
 	})
@@ -315,13 +302,11 @@ func (c *Client) AwaitTools(want ...string) {
 
 // ListTools returns the tools that a request of the session sees which present changes, or its status.
 func ListTools(c *Client, present ...Presenter) string {
-	c.T.Helper()
 	return c.Do(presented(c.Asking("tools/list", ""), present)).ToolNames()
 }
 
 // Sees is ListTools for a client without a session.
 func (c *Client) Sees(present ...Presenter) string {
-	c.T.Helper()
 	return c.Modern("tools/list", "", present...).ToolNames()
 }
 
@@ -333,7 +318,6 @@ const ModernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 // ModernPOST returns a request of 2026-07-28 that keeps to all rules. It keeps the members of the params'
 // own _meta.
 func (c *Client) ModernPOST(id, method, params string) *http.Request {
-	c.T.Helper()
 	meta := members(json.RawMessage("{" + ModernMeta + "}"))
 	maps.Copy(meta, members(Field(params, "_meta")))
 	full := with(json.RawMessage(params), "_meta", encode(meta))
@@ -348,7 +332,6 @@ func (c *Client) ModernPOST(id, method, params string) *http.Request {
 
 // Modern makes such a request, changed by present.
 func (c *Client) Modern(method, params string, present ...Presenter) Answer {
-	c.T.Helper()
 	return c.Do(presented(c.ModernPOST("1", method, params), present))
 }
 
@@ -429,7 +412,6 @@ func readEvents(stream io.Reader, take func(Event)) error {
 
 // OpenStream opens a stream. Its events arrive on the channel, which is closed at its end.
 func OpenStream(t *testing.T, req *http.Request) (res *http.Response, events <-chan Event, hangUp func()) {
-	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -446,7 +428,6 @@ func OpenStream(t *testing.T, req *http.Request) (res *http.Response, events <-c
 
 // nextEvent returns the next event with a message, or false at the end.
 func nextEvent(t *testing.T, events <-chan Event) (Event, bool) {
-	t.Helper()
 	deadline := time.After(Patience)
 	for {
 		select {
@@ -455,14 +436,13 @@ func nextEvent(t *testing.T, events <-chan Event) (Event, bool) {
 				return e, ok
 			}
 		case <-deadline:
-			t.Fatal("gave up waiting for a message on a stream")
+			stop(t, "gave up waiting for a message on a stream")
 		}
 	}
 }
 
 // RemainingEvents returns the events with a message until the stream's end.
 func RemainingEvents(t *testing.T, events <-chan Event) (list []Event) {
-	t.Helper()
 	for {
 		e, ok := nextEvent(t, events)
 		if !ok {
@@ -474,14 +454,13 @@ func RemainingEvents(t *testing.T, events <-chan Event) (list []Event) {
 
 // WantEvent returns the next event with a message, which must contain these texts.
 func WantEvent(t *testing.T, events <-chan Event, want ...string) Event {
-	t.Helper()
 	e, ok := nextEvent(t, events)
 	if !ok {
-		t.Fatalf("the stream ended before %v", want)
+		stop(t, "the stream ended before %v", want)
 	}
 	for _, w := range want {
 		if !strings.Contains(e.Data, w) {
-			t.Fatalf("the stream says %s, want %s", e.Data, w)
+			stop(t, "the stream says %s, want %s", e.Data, w)
 		}
 	}
 	return e
@@ -489,7 +468,6 @@ func WantEvent(t *testing.T, events <-chan Event, want ...string) Event {
 
 // Hear waits for a notification on a stream.
 func Hear(t *testing.T, events <-chan Event, method string) json.RawMessage {
-	t.Helper()
 	for {
 		if msg := WantEvent(t, events).Msg(); StringField(msg, "method") == method {
 			return msg
@@ -499,17 +477,15 @@ func Hear(t *testing.T, events <-chan Event, method string) json.RawMessage {
 
 // get opens a stream, whose answer must be one.
 func (c *Client) open(req *http.Request) (*http.Response, <-chan Event, func()) {
-	c.T.Helper()
 	res, events, hangUp := OpenStream(c.T, req)
 	if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
-		c.T.Fatalf("%s: %s, %s", req.Method, res.Status, res.Header.Get("Content-Type"))
+		stop(c.T, "%s: %s, %s", req.Method, res.Status, res.Header.Get("Content-Type"))
 	}
 	return res, events, hangUp
 }
 
 // Listen opens the session's notification stream.
 func (c *Client) Listen() (events <-chan Event, hangUp func()) {
-	c.T.Helper()
 	_, events, hangUp = c.open(c.GetRequest())
 	return events, hangUp
 }
@@ -523,18 +499,16 @@ type SSEClient struct {
 
 // ConnectSSE opens a stream, by a request that present changes.
 func ConnectSSE(t *testing.T, url string, present ...Presenter) *SSEClient {
-	t.Helper()
 	return NewClient(t, url).openSSE(present...)
 }
 
 func (c *Client) openSSE(present ...Presenter) *SSEClient {
-	c.T.Helper()
 	res, events, hangUp := c.open(presented(c.GetRequest(), present))
 	asked := res.Request.URL
 	e := WantEvent(c.T, events)
 	if e.Name != "endpoint" || !strings.HasPrefix(e.Data, asked.Path+"?sessionId=") ||
 		strings.Contains(e.Data, "claim") {
-		c.T.Fatalf("the first event: %+v", e)
+		stop(c.T, "the first event: %+v", e)
 	}
 	where, err := asked.Parse(e.Data)
 	Must(c.T, err)
@@ -544,10 +518,9 @@ func (c *Client) openSSE(present ...Presenter) *SSEClient {
 
 // Ask makes a request whose answer comes on the stream, maybe after others.
 func (c *SSEClient) Ask(method, params string) json.RawMessage {
-	c.T.Helper()
 	text := c.Message(method, params)
 	if a := c.Post(text); a.Status != 202 || a.Body != "" {
-		c.T.Fatalf("%s: %d %s", method, a.Status, a.Body)
+		stop(c.T, "%s: %d %s", method, a.Status, a.Body)
 	}
 	for {
 		msg := WantEvent(c.T, c.Events).Msg()

@@ -25,7 +25,6 @@ const FakeVar = "USHER_TEST_FAKE"
 // WriteFake writes an executable module that runs a fake with these traits, separated by spaces. Tools
 // given here replace those of the trait tools=. The file is replaced at once, as editors do.
 func WriteFake(t testing.TB, path, traits string, tools ...string) {
-	t.Helper()
 	if len(tools) > 0 {
 		traits += " " + FakeTools(t, tools...)
 	}
@@ -35,17 +34,15 @@ func WriteFake(t testing.TB, path, traits string, tools ...string) {
 
 // WriteShared adds a fake, one process of which serves all callers, to the .mcp.json of a folder.
 func WriteShared(t testing.TB, dir, name, traits string) {
-	t.Helper()
 	path := dir + "/.mcp.json"
 	config, _ := os.ReadFile(path) // there may be none
-	entry := fmt.Sprintf(`{"command":%q,"env":{%q:%q},"shared":true}`, Binary(t), FakeVar, traits)
+	entry := fmt.Sprintf(`{"command":%q,"env":{%q:%s},"shared":true}`, Binary(t), FakeVar, encode(traits))
 	servers := with(Field(config, "mcpServers"), name, json.RawMessage(entry))
 	Write(t, path, string(with(config, "mcpServers", servers)))
 }
 
 // FakeTools returns the trait of a fake with these tools.
 func FakeTools(t testing.TB, tools ...string) string {
-	t.Helper()
 	path := t.TempDir() + "/tools.json"
 	Write(t, path, string(encode(tools)))
 	return "toolsIn=" + path

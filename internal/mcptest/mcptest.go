@@ -59,6 +59,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -191,7 +192,6 @@ func withMeta(params json.RawMessage, key string, value json.RawMessage) json.Ra
 
 // Write writes a file, and makes the folders above it. A script that says what runs it can be run.
 func Write(t testing.TB, path, text string) {
-	t.Helper()
 	Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	mode := os.FileMode(0o644)
 	if strings.HasPrefix(text, "#!") {
@@ -209,7 +209,6 @@ const Patience = time.Minute
 
 // Await polls until ok. It is for conditions that no event announces.
 func Await(t testing.TB, what string, ok func() bool) {
-	t.Helper()
 	deadline := time.After(Patience)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -217,7 +216,7 @@ func Await(t testing.TB, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("gave up waiting: %s", what)
+			stop(t, "gave up waiting: %s", what)
 		}
 	}
 }
@@ -232,7 +231,6 @@ func clip(text string) string {
 
 // Binary returns the path of this program.
 func Binary(t testing.TB) string {
-	t.Helper()
 	exe, err := os.Executable()
 	Must(t, err)
 	return exe
@@ -240,8 +238,32 @@ func Binary(t testing.TB) string {
 
 // Must ends the test if a step of its preparation fails.
 func Must(t testing.TB, err error) {
-	t.Helper()
 	if err != nil {
-		t.Fatal(err)
+		stop(t, "%v", err)
 	}
+}
+
+// report reports an error, with the line of the test, which may be many calls away.
+func report(t testing.TB, format string, args ...any) {
+	t.Helper()
+	t.Errorf("%s: %s", testLine(), fmt.Sprintf(format, args...))
+}
+
+// stop reports an error and ends the test.
+func stop(t testing.TB, format string, args ...any) {
+	t.Helper()
+	t.Fatalf("%s: %s", testLine(), fmt.Sprintf(format, args...))
+}
+
+// testLine returns the line of the test that calls this package, "" for a goroutine that no test runs.
+func testLine() string {
+	pcs := make([]uintptr, 100)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
+	for frame, more := frames.Next(); more; frame, more = frames.Next() {
+		name := filepath.Base(frame.File)
+		if strings.HasSuffix(name, "_test.go") && !strings.HasPrefix(name, "testkit_") {
+			return fmt.Sprintf("%s:%d", name, frame.Line)
+		}
+	}
+	return ""
 }

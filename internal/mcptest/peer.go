@@ -30,7 +30,6 @@ type Peer struct {
 
 // StartPeer starts a module.
 func StartPeer(t *testing.T, cmd *exec.Cmd) *Peer {
-	t.Helper()
 	p := &Peer{
 		T:         t,
 		Cancelled: make(map[string]bool),
@@ -53,20 +52,17 @@ func StartPeer(t *testing.T, cmd *exec.Cmd) *Peer {
 
 // Send sends a line.
 func (p *Peer) Send(line string) {
-	p.T.Helper()
 	_, err := io.WriteString(p.in, line+"\n")
 	Must(p.T, err)
 }
 
 // SendCall calls a tool, and waits for nothing.
 func (p *Peer) SendCall(id, tool, arguments string) {
-	p.T.Helper()
 	p.Send(RPC(id, "tools/call", string(CallParams(tool, json.RawMessage(arguments)))))
 }
 
 // CancelCall cancels a call; answers to it are passed over from then on.
 func (p *Peer) CancelCall(id string) {
-	p.T.Helper()
 	p.Cancelled[id] = false
 	p.Send(cancellation(id))
 }
@@ -74,29 +70,27 @@ func (p *Peer) CancelCall(id string) {
 // CheckCancelled checks which cancelled calls have been answered. Their cancellation must have been
 // confirmed.
 func (p *Peer) CheckCancelled(want ...string) {
-	p.T.Helper()
 	answered := []string{}
 	for id, ok := range p.Cancelled {
 		if ok {
 			answered = append(answered, id)
 		}
 		if ok && !p.confirmed[id] {
-			p.T.Errorf("the cancellation of %s is not confirmed", id)
+			report(p.T, "the cancellation of %s is not confirmed", id)
 		}
 	}
 	slices.Sort(answered)
 	if !slices.Equal(answered, want) {
-		p.T.Errorf("answers to cancelled calls: %v, want %v", answered, want)
+		report(p.T, "answers to cancelled calls: %v, want %v", answered, want)
 	}
 }
 
 // Next returns the next line that the module writes, except confirmations of cancelled calls and reports
 // of parts.
 func (p *Peer) Next() string {
-	p.T.Helper()
 	for {
 		if !p.out.Scan() {
-			p.T.Fatalf("the module ended: %v\n%s", p.out.Err(), p.Stderr.String())
+			stop(p.T, "the module ended: %v\n%s", p.out.Err(), p.Stderr.String())
 		}
 		line := p.out.Text()
 		switch StringField(line, "method") {
@@ -112,7 +106,6 @@ func (p *Peer) Next() string {
 // Answer reads the answer to a call that was not cancelled, and returns the call's id and its result or
 // error.
 func (p *Peer) Answer() (id, result string) {
-	p.T.Helper()
 	for {
 		line := p.Next()
 		id = string(Field(line, "id"))
@@ -129,16 +122,14 @@ func (p *Peer) Answer() (id, result string) {
 
 // WantAnswer reads an answer, which must be that of a call, and contain a text.
 func (p *Peer) WantAnswer(id, want string) {
-	p.T.Helper()
 	got, result := p.Answer()
 	if got != id || !strings.Contains(result, want) {
-		p.T.Errorf("the answer to %s is %s, want that to %s, with %s", got, clip(result), id, want)
+		report(p.T, "the answer to %s is %s, want that to %s, with %s", got, clip(result), id, want)
 	}
 }
 
 // Call calls a tool as the daemon does, and returns its result or error.
 func (p *Peer) Call(tool, arguments string) string {
-	p.T.Helper()
 	checked, err := p.Check(tool, json.RawMessage(arguments))
 	if err != nil {
 		return ShownFailure(err.Error())
@@ -146,45 +137,41 @@ func (p *Peer) Call(tool, arguments string) string {
 	p.SendCall("7", tool, string(checked))
 	id, result := p.Answer()
 	if id != "7" {
-		p.T.Fatalf("%s: answer is for %s: %s", tool, id, result)
+		stop(p.T, "%s: answer is for %s: %s", tool, id, result)
 	}
 	return result
 }
 
 // CallText returns the text of a call's result.
 func (p *Peer) CallText(tool, arguments string) string {
-	p.T.Helper()
 	return resultText(json.RawMessage(p.Call(tool, arguments)))
 }
 
 // Request makes a request and returns its result.
 func (p *Peer) Request(method, params string) json.RawMessage {
-	p.T.Helper()
 	p.Send(RPC("0", method, params))
 	line := p.Next()
 	if Field(line, "result") == nil {
-		p.T.Fatalf("%s: %s", method, line)
+		stop(p.T, "%s: %s", method, line)
 	}
 	return Field(line, "result")
 }
 
 // Tools returns the definitions of the module's tools.
 func (p *Peer) Tools() (tools []json.RawMessage) {
-	p.T.Helper()
 	Must(p.T, json.Unmarshal(Field(p.Request("tools/list", "{}"), "tools"), &tools))
 	return tools
 }
 
 // End closes stdin and returns what was written since the last line read.
 func (p *Peer) End() string {
-	p.T.Helper()
 	p.in.Close()
 	var rest []string
 	for p.out.Scan() {
 		rest = append(rest, p.out.Text())
 	}
 	if err := p.cmd.Wait(); err != nil {
-		p.T.Errorf("exit: %v\n%s", err, p.Stderr.String())
+		report(p.T, "exit: %v\n%s", err, p.Stderr.String())
 	}
 	return strings.Join(rest, "\n")
 }
@@ -192,25 +179,22 @@ func (p *Peer) End() string {
 // NextAsk reads the next line, which must be a request to the client for a call, with these params unless
 // they are "". It returns the request's id, as JSON.
 func (p *Peer) NextAsk(call, method, params string) string {
-	p.T.Helper()
 	line := p.Next()
 	got := Field(line, "params")
 	if StringField(line, "method") != method || string(Field(got, "_meta", "usher/call")) != call ||
 		params != "" && Canonical(got) != Canonical(params) {
-		p.T.Fatalf("got %s, want call %s to ask for %s: %s", line, call, method, params)
+		stop(p.T, "got %s, want call %s to ask for %s: %s", line, call, method, params)
 	}
 	return string(Field(line, "id"))
 }
 
 // Reply answers a request of the module; result is JSON.
 func (p *Peer) Reply(ask, result string) {
-	p.T.Helper()
 	p.Send(`{"jsonrpc":"2.0","id":` + ask + `,"result":` + result + `}`)
 }
 
 // ReplyError refuses a request of the module; err is JSON.
 func (p *Peer) ReplyError(ask, err string) {
-	p.T.Helper()
 	p.Send(`{"jsonrpc":"2.0","id":` + ask + `,"error":` + err + `}`)
 }
 
