@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -269,4 +270,10 @@ func FuzzCheckStateless(f *testing.F) {
 			t.Fatalf("%v has a status of success", err)
 		}
 	})
+}
+
+// without is a JSON object without one of its members.
+func without(raw, key string) string {
+	list := objectOf(raw)
+	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
 }

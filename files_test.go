@@ -427,3 +427,23 @@ func TestNoTemporaryFilesAreLeft(t *testing.T) {
 	}
 	check(t, "files of the cache", len(folderNames(t, dir+"/cache")), 1)
 }
+
+// claimsFile returns the path of the claims.
+func (p *projects) claimsFile() string { return p.Base + "/.data/claims.json" }
+
+// putClaims replaces the claims at once, as usher does.
+func (p *projects) putClaims(text string) {
+	p.t.Helper()
+	write(p.t, p.claimsFile()+".new", text)
+	must(p.t, os.Rename(p.claimsFile()+".new", p.claimsFile()))
+}
+
+// claimRecord returns the text of a claim for a folder.
+func (p *projects) claimRecord(code, folder string, created any, life time.Duration) string {
+	return string(marshal(map[string]any{
+		"code":      code,
+		"scopeDir":  p.dir + folder,
+		"createdAt": created,
+		"expiresAt": time.Now().Add(life).UTC(),
+	}))
+}

@@ -5,8 +5,11 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +20,20 @@ import (
 
 // clientsPatience is how long one run of a client, or of npm, may take.
 const clientsPatience = 3 * time.Minute
+
+// runIn runs a program in a folder; out is all that it says, stdout only that.
+func runIn(dir, program string, args ...string) (out, stdout string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), clientsPatience)
+	defer cancel()
+	var all output
+	var only bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir = dir
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&all, &only), &all
+	cmd.WaitDelay = 10 * time.Second // for a grandchild that holds its output open
+	err = cmd.Run()
+	return all.String(), only.String(), err
+}
 
 // npmInstall returns a folder whose node_modules is what the lock in a folder names. It
 // is in the user's cache and may be deleted at any time. A new one is renamed into

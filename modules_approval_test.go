@@ -12,6 +12,13 @@ import (
 	"testing"
 )
 
+// checkExists checks whether there is a file.
+func checkExists(t *testing.T, path string, want bool) {
+	t.Helper()
+	_, err := os.Lstat(path)
+	check(t, path+" exists", err == nil, want)
+}
+
 // With -require-claim, a module that is written or changed by a tool does not run before it
 // is approved, whatever its kind.
 func TestNewModuleIsRefused(t *testing.T) {

@@ -487,6 +487,14 @@ func TestFaultHasNoPath(t *testing.T) {
 	}
 }
 
+// fixedRegistry returns a registry whose catalog does not change. Without a catalog,
+// every View panics.
+func fixedRegistry(catalog *Catalog) *Registry {
+	r := &Registry{changed: make(chan struct{})}
+	r.catalog.Store(catalog)
+	return r
+}
+
 // Processes whose lists differ from the module's cause one introspection a minute.
 func TestOddProcessesCauseFewIntrospections(t *testing.T) {
 	inSync(t, func(t *testing.T) {

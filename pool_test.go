@@ -18,6 +18,36 @@ import (
 	"time"
 )
 
+// newPool returns a pool without processes, which no registry has.
+func newPool(name string, perSession bool, start func(owner *Caller) (*Worker, error)) *pool {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &pool{
+		ctx:        ctx,
+		cancel:     cancel,
+		source:     source{Name: name},
+		log:        quiet,
+		perSession: perSession,
+		running:    new(sync.WaitGroup),
+		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
+		started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
+		crashed:    make(map[context.Context]time.Time),
+		start:      start,
+	}
+}
+
+// close ends the processes of a pool, with the calls under way, and waits for them.
+func (p *pool) close() {
+	p.retire()
+	p.mu.Lock()
+	for _, c := range p.procs {
+		if c.worker != nil {
+			c.worker.stop("was stopped during the call")
+		}
+	}
+	p.mu.Unlock()
+	p.running.Wait()
+}
+
 // mutePool is a pool whose processes answer nothing.
 func mutePool(t *testing.T, perSession bool) *pool {
 	p := newPool("a", perSession, func(owner *Caller) (*Worker, error) {
@@ -51,6 +81,15 @@ func (p *pool) count(state processState) (n int) {
 // aMember returns a Caller.Member that never ends.
 func aMember() context.Context {
 	return context.WithValue(context.Background(), connsKey{}, nil)
+}
+
+var principals sync.Map // by name
+
+// principal returns the principal with a name as its label. It never ends.
+func principal(name string) *Principal {
+	p := &Principal{Claim: Claim{Label: name}, ctx: context.Background()}
+	stored, _ := principals.LoadOrStore(name, p)
+	return stored.(*Principal)
 }
 
 // A module has at most maxProcs processes, and maxProcsOf for a principal. A call waits

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -39,6 +40,35 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// markVar is a variable of the environment that marks processes, and what they start.
+const markVar = "USHER_TEST_MARK"
+
+// markProcesses returns a value of markVar, and a function that lists the ids and command
+// lines of the processes with it.
+func markProcesses(t *testing.T) (mark string, list func() string) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		skip(t, "looks at /proc")
+	}
+	mark = t.TempDir()
+	return mark, func() string {
+		var list []string
+		dirs, _ := filepath.Glob("/proc/[0-9]*")
+		for _, dir := range dirs {
+			cmdline, _ := os.ReadFile(dir + "/cmdline")
+			if len(cmdline) == 0 {
+				continue // a thread of the kernel, or a process that has ended
+			}
+			environ, _ := os.ReadFile(dir + "/environ")
+			if bytes.Contains(environ, []byte(markVar+"="+mark)) {
+				list = append(list, filepath.Base(dir)+" "+
+					strings.ReplaceAll(string(cmdline), "\x00", " "))
+			}
+		}
+		return strings.Join(list, "\n")
+	}
 }
 
 // endDaemon ends a daemon with processes of each kind, and waits for their end.

@@ -5,15 +5,19 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"usher/internal/mcptest"
 )
 
 var updateGolden = flag.Bool("update-golden", false,
@@ -30,6 +34,53 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 	}
 	want := readFile(t, path)
 	check(t, path, text.String(), want)
+}
+
+// startPeer starts a module, whose results are shown as the daemon shows them.
+func startPeer(t *testing.T, cmd *exec.Cmd) *modulePeer {
+	t.Helper()
+	p := mcptest.StartPeer(t, cmd)
+	p.Show = func(result json.RawMessage) json.RawMessage { return methodResult(members(result)).encode() }
+	return p
+}
+
+// shimCommand returns the command that runs a file by its language's shim.
+func shimCommand(t *testing.T, kind Kind, file string) *exec.Cmd {
+	t.Helper()
+	file, err := filepath.Abs(file)
+	must(t, err)
+	python, _ := pythonFor(filepath.Dir(file), nil)
+	l, err := launchFile(source{Kind: kind, Source: file, Interpreter: python}, t.TempDir())
+	must(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, l.Path, l.Args...)
+	cmd.Dir = l.Dir
+	return cmd
+}
+
+// startFile starts a module of any language.
+func startFile(t *testing.T, file string) *modulePeer {
+	t.Helper()
+	kind := needLanguage(t, file)
+	if kind == kindGo {
+		name := filepath.Base(file)
+		dir := goTestTree(t, map[string]string{name: readFile(t, file)})
+		return startBinary(t, goTestBuild(t, dir+"/"+name, dir+"/cache"))
+	}
+	p := startPeer(t, shimCommand(t, kind, file))
+	methods := make(map[string]*Method)
+	for _, tool := range p.Tools() {
+		m := parseMethod(tool, kind)
+		methods[m.Name] = m
+	}
+	p.Check = func(tool string, arguments json.RawMessage) (json.RawMessage, error) {
+		if m := methods[tool]; m != nil {
+			return m.checkArguments(arguments)
+		}
+		return arguments, nil
+	}
+	return p
 }
 
 // Methods, types and documentation of each file are those in its golden file.
@@ -154,6 +205,27 @@ func testAsksInTurn(p *modulePeer, kind string) {
 	p.WantAnswer("4", `{"for":"a"}`)
 }
 
+// needLanguage returns the kind of a file, and skips the test if its language is
+// not installed.
+func needLanguage(t *testing.T, file string) Kind {
+	t.Helper()
+	switch filepath.Ext(file) {
+	case ".go":
+		return kindGo
+	case ".sh":
+		need(t, "sh")
+		return kindShell
+	case ".py":
+		pythonTestVersion(t)
+		return kindPython
+	case ".ts", ".mts":
+		nodeTestTyped(t)
+	default:
+		nodeTestVersion(t)
+	}
+	return kindNode
+}
+
 // The same module does the same in each language that a shim runs.
 func TestLanguagesAreHostedAlike(t *testing.T) {
 	long(t)
@@ -188,6 +260,21 @@ func TestLanguagesAreHostedAlike(t *testing.T) {
 			check(t, "the result after progress", a.Text(), "there")
 		})
 	}
+}
+
+// languages copies the modules of a folder that can run here into a new one, and returns their names.
+func languages(t *testing.T, from string) (dir string, names []string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, file := range folderNames(t, from) {
+		t.Run(file+" is copied", func(t *testing.T) {
+			needLanguage(t, file)
+			copyFiles(t, from, dir, file)
+			name, _, _ := strings.Cut(file, ".")
+			names = append(names, name)
+		})
+	}
+	return dir, names
 }
 
 // In each language, bytes that a method returns are an image to a client, and the image itself to

@@ -6,9 +6,11 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -76,6 +78,18 @@ func TestNodeConfirmsCancellation(t *testing.T) {
 	p.CheckCancelled("1", "2")
 	p.SendCall("8", "sleep", `{"ms":600000}`) // does not keep the process
 	check(t, "output after the end", p.End(), "")
+}
+
+func nodeTestVersion(t *testing.T) (major, minor int) {
+	t.Helper()
+	out, err := nodeVersion()
+	if err != nil {
+		lack(t, "Node.js")
+	}
+	if _, err := fmt.Sscanf(string(out), "v%d.%d", &major, &minor); err != nil || major < 20 {
+		lack(t, "Node.js 20 or newer, not "+strings.TrimSpace(string(out)))
+	}
+	return major, minor
 }
 
 // A function with several parameters, or one that is no object, gets them by name, each in its
@@ -149,6 +163,14 @@ func TestNodeLoadErrorIsOneLine(t *testing.T) {
 	}
 }
 
+// nodeTestTyped skips a test whose Node can't strip types.
+func nodeTestTyped(t *testing.T) {
+	t.Helper()
+	if major, minor := nodeTestVersion(t); major < 22 || major == 22 && minor < 18 {
+		lack(t, "Node.js 22.18 or newer")
+	}
+}
+
 // TypeScript runs if Node strips types. Otherwise the error says what is needed.
 func TestNodeTypeScript(t *testing.T) {
 	long(t)
@@ -215,3 +237,8 @@ func TestNodeModuleSystems(t *testing.T) {
 		})
 	}
 }
+
+// nodeVersion returns what node --version prints.
+var nodeVersion = sync.OnceValues(func() ([]byte, error) {
+	return exec.Command("node", "--version").Output()
+})

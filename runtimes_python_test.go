@@ -11,14 +11,26 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
 
 const pythonCalls = "testdata/python/calls.usher.py"
+
+// pythonTestVersion returns the minor version of Python 3. Without one that is
+// new enough the test is skipped, unless CI requires it.
+func pythonTestVersion(t *testing.T) int {
+	t.Helper()
+	if pythonMinor() < 9 {
+		lack(t, "Python 3.9 or newer")
+	}
+	return pythonMinor()
+}
 
 // What usher ships is Python 3.9.
 func TestPythonSyntax(t *testing.T) {
@@ -391,3 +403,19 @@ func TestPythonDependencies(t *testing.T) {
 	d.awaitLog(t, "install Python's venv and pip (Debian: python3-venv)")
 	check(t, "environments at last", len(folderNames(t, cache)), 0)
 }
+
+// testPython is the Python outside of virtual environments.
+var testPython, _ = pythonFor(os.DevNull, nil)
+
+// pythonMinor returns the minor version of Python 3, 0 without Python. It puts the program first
+// in PATH: what pyenv has there takes longer to find Python than Python takes to start.
+var pythonMinor = sync.OnceValue(func() (minor int) {
+	const print = "import sys; print(sys.version_info[1], sys.executable)"
+	out, err := exec.Command(testPython, "-c", print).Output()
+	version, program, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
+	minor, _ = strconv.Atoi(version)
+	if err == nil {
+		os.Setenv("PATH", filepath.Dir(program)+string(os.PathListSeparator)+os.Getenv("PATH"))
+	}
+	return minor
+})

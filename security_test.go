@@ -93,3 +93,28 @@ func TestDataIsPrivate(t *testing.T) {
 		t.Errorf("the workspace has %q", names)
 	}
 }
+
+// randomID matches the ids of requests, and the beginnings of the ids of sessions, which may
+// contain a part of a code by chance.
+var randomID = regexp.MustCompile(`\b[A-Z2-7]{8}([A-Z2-7]{18}\b|…)`)
+
+var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
+
+// hidesCodes checks that nothing the daemon wrote names a code, in whole or in part.
+func (d *testDaemon) hidesCodes(t *testing.T, codes ...string) {
+	t.Helper()
+	text := randomID.ReplaceAllString(d.Log.String()+d.Out.String(), "")
+	for _, code := range codes {
+		for _, spelled := range []string{code[:3] + "-" + code[3:], code, code[:4],
+			code[2:], code[1:5],
+			strings.ToLower(code)} {
+			onlyDigits := strings.Trim(spelled, "0123456789-") == ""
+			if !onlyDigits && strings.Contains(text, spelled) {
+				t.Errorf("the log names a code, or a part of it: %s", spelled)
+			}
+		}
+	}
+	if found := queryWithCode.FindString(text); found != "" {
+		t.Errorf("the log has a URL with its query: %s", found)
+	}
+}

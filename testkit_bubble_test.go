@@ -107,14 +107,6 @@ func (b *bubble) start(t *testing.T) {
 	})
 }
 
-// fixedRegistry returns a registry whose catalog does not change. Without a catalog,
-// every View panics.
-func fixedRegistry(catalog *Catalog) *Registry {
-	r := &Registry{changed: make(chan struct{})}
-	r.catalog.Store(catalog)
-	return r
-}
-
 // pipes is a listener for connections in memory.
 type pipes chan net.Conn
 
@@ -136,17 +128,6 @@ func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
 	ours, theirs := net.Pipe()
 	p <- theirs
 	return ours, nil
-}
-
-// testWorker returns a worker without a process, whose log is discarded.
-func testWorker(module string, owner *Caller) *Worker {
-	return newWorker(context.Background(), workerConfig{
-		module:      module,
-		log:         quiet,
-		owner:       owner,
-		caps:        allCaps,
-		listChanged: func(*Worker) {},
-	})
 }
 
 // worker returns a Worker of m without a process.
@@ -354,71 +335,3 @@ func (x *exchange) close() {
 
 // pass lets time pass.
 func pass(d time.Duration) { <-time.After(d) }
-
-var principals sync.Map // by name
-
-// principal returns the principal with a name as its label. It never ends.
-func principal(name string) *Principal {
-	p := &Principal{Claim: Claim{Label: name}, ctx: context.Background()}
-	stored, _ := principals.LoadOrStore(name, p)
-	return stored.(*Principal)
-}
-
-// newPool returns a pool without processes, which no registry has.
-func newPool(name string, perSession bool, start func(owner *Caller) (*Worker, error)) *pool {
-	ctx, cancel := context.WithCancel(context.Background())
-	return &pool{
-		ctx:        ctx,
-		cancel:     cancel,
-		source:     source{Name: name},
-		log:        quiet,
-		perSession: perSession,
-		running:    new(sync.WaitGroup),
-		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
-		started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
-		crashed:    make(map[context.Context]time.Time),
-		start:      start,
-	}
-}
-
-// close ends the processes of a pool, with the calls under way, and waits for them.
-func (p *pool) close() {
-	p.retire()
-	p.mu.Lock()
-	for _, c := range p.procs {
-		if c.worker != nil {
-			c.worker.stop("was stopped during the call")
-		}
-	}
-	p.mu.Unlock()
-	p.running.Wait()
-}
-
-// module makes a module out of "PATH:NAME tool tool", below the hosted DIR /w. A "!" before
-// it is an absent module; a tool "m@webhook" has that path in its documentation.
-func module(t testing.TB, text string) *Module {
-	t.Helper()
-	words := strings.Fields(strings.TrimPrefix(text, "!"))
-	path, name, _ := strings.Cut(words[0], ":")
-	found := source{Name: name, Kind: kindExecutable, Source: path, Root: "/w"}
-	m := &Module{source: found, owner: &moduleOwner{registry: &Registry{}}}
-	if text[0] == '!' {
-		return m
-	}
-	m.pool = &pool{}
-	if strings.HasSuffix(path, string(kindConfig)) {
-		m.Kind = kindConfig
-	}
-	for _, tool := range words[1:] {
-		tool, path, _ := strings.Cut(tool, "@")
-		description := ""
-		if path != "" {
-			description = "@webhook " + path
-		}
-		definition := object{{"name", quote(tool)},
-			{"description", quote(description)}}.encode()
-		method := parseMethod(definition, m.Kind)
-		m.Methods = append(m.Methods, method)
-	}
-	return m
-}

@@ -4,16 +4,13 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -217,31 +214,6 @@ func (d *testDaemon) wait(t *testing.T) int {
 		return -1
 	}
 }
-
-// randomID matches the ids of requests, and the beginnings of the ids of sessions, which may
-// contain a part of a code by chance.
-var randomID = regexp.MustCompile(`\b[A-Z2-7]{8}([A-Z2-7]{18}\b|…)`)
-
-// hidesCodes checks that nothing the daemon wrote names a code, in whole or in part.
-func (d *testDaemon) hidesCodes(t *testing.T, codes ...string) {
-	t.Helper()
-	text := randomID.ReplaceAllString(d.Log.String()+d.Out.String(), "")
-	for _, code := range codes {
-		for _, spelled := range []string{code[:3] + "-" + code[3:], code, code[:4],
-			code[2:], code[1:5],
-			strings.ToLower(code)} {
-			onlyDigits := strings.Trim(spelled, "0123456789-") == ""
-			if !onlyDigits && strings.Contains(text, spelled) {
-				t.Errorf("the log names a code, or a part of it: %s", spelled)
-			}
-		}
-	}
-	if found := queryWithCode.FindString(text); found != "" {
-		t.Errorf("the log has a URL with its query: %s", found)
-	}
-}
-
-var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
 
 // modulesOf returns what usher modules prints.
 func modulesOf(t *testing.T, dir string) string {
@@ -450,26 +422,6 @@ func (p *projects) session(present ...presenter) *testClient {
 	return c
 }
 
-// claimsFile returns the path of the claims.
-func (p *projects) claimsFile() string { return p.Base + "/.data/claims.json" }
-
-// putClaims replaces the claims at once, as usher does.
-func (p *projects) putClaims(text string) {
-	p.t.Helper()
-	write(p.t, p.claimsFile()+".new", text)
-	must(p.t, os.Rename(p.claimsFile()+".new", p.claimsFile()))
-}
-
-// claimRecord returns the text of a claim for a folder.
-func (p *projects) claimRecord(code, folder string, created any, life time.Duration) string {
-	return string(marshal(map[string]any{
-		"code":      code,
-		"scopeDir":  p.dir + folder,
-		"createdAt": created,
-		"expiresAt": time.Now().Add(life).UTC(),
-	}))
-}
-
 // checkSees checks what a request of a session that present changes lists.
 func checkSees(t *testing.T, what string, c *testClient, want string, present ...presenter) {
 	t.Helper()
@@ -489,33 +441,4 @@ func oneFake(t *testing.T, flags ...string) fakeClient {
 	writeFake(t, dir+"/a.usher", "good")
 	d := startDaemon(t, dir, flags...)
 	return fakeClient{connect(t, d.URL), d}
-}
-
-// markVar is a variable of the environment that marks processes, and what they start.
-const markVar = "USHER_TEST_MARK"
-
-// markProcesses returns a value of markVar, and a function that lists the ids and command
-// lines of the processes with it.
-func markProcesses(t *testing.T) (mark string, list func() string) {
-	t.Helper()
-	if runtime.GOOS != "linux" {
-		skip(t, "looks at /proc")
-	}
-	mark = t.TempDir()
-	return mark, func() string {
-		var list []string
-		dirs, _ := filepath.Glob("/proc/[0-9]*")
-		for _, dir := range dirs {
-			cmdline, _ := os.ReadFile(dir + "/cmdline")
-			if len(cmdline) == 0 {
-				continue // a thread of the kernel, or a process that has ended
-			}
-			environ, _ := os.ReadFile(dir + "/environ")
-			if bytes.Contains(environ, []byte(markVar+"="+mark)) {
-				list = append(list, filepath.Base(dir)+" "+
-					strings.ReplaceAll(string(cmdline), "\x00", " "))
-			}
-		}
-		return strings.Join(list, "\n")
-	}
 }

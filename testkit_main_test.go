@@ -41,7 +41,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -234,13 +233,6 @@ func lack(t *testing.T, what string) {
 	skip(t, "needs "+what)
 }
 
-// checkExists checks whether there is a file.
-func checkExists(t *testing.T, path string, want bool) {
-	t.Helper()
-	_, err := os.Lstat(path)
-	check(t, path+" exists", err == nil, want)
-}
-
 func folderNames(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -275,12 +267,6 @@ func callSays(t *testing.T, base, dir string, args ...string) string {
 	t.Helper()
 	out, errs, _ := usher(t, append([]string{"call", "-base", base, "-dir", dir}, args...)...)
 	return building.ReplaceAllString(out+errs, "")
-}
-
-// without is a JSON object without one of its members.
-func without(raw, key string) string {
-	list := objectOf(raw)
-	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
 }
 
 // check reports how got differs from want; what names it. An error may wrap the wanted one.
@@ -370,18 +356,4 @@ func copyFiles(t *testing.T, from, to string, names ...string) {
 		content := readFile(t, from+"/"+name)
 		write(t, to+"/"+name, content)
 	}
-}
-
-// runIn runs a program in a folder; out is all that it says, stdout only that.
-func runIn(dir, program string, args ...string) (out, stdout string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), clientsPatience)
-	defer cancel()
-	var all output
-	var only bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Dir = dir
-	cmd.Stdout, cmd.Stderr = io.MultiWriter(&all, &only), &all
-	cmd.WaitDelay = 10 * time.Second // for a grandchild that holds its output open
-	err = cmd.Run()
-	return all.String(), only.String(), err
 }

@@ -19,6 +19,35 @@ func TestViewsAreForgotten(t *testing.T) {
 	check(t, "an empty list", string(c.View(scopeAll(), nil).Lists["tools"]), `[]`)
 }
 
+// module makes a module out of "PATH:NAME tool tool", below the hosted DIR /w. A "!" before
+// it is an absent module; a tool "m@webhook" has that path in its documentation.
+func module(t testing.TB, text string) *Module {
+	t.Helper()
+	words := strings.Fields(strings.TrimPrefix(text, "!"))
+	path, name, _ := strings.Cut(words[0], ":")
+	found := source{Name: name, Kind: kindExecutable, Source: path, Root: "/w"}
+	m := &Module{source: found, owner: &moduleOwner{registry: &Registry{}}}
+	if text[0] == '!' {
+		return m
+	}
+	m.pool = &pool{}
+	if strings.HasSuffix(path, string(kindConfig)) {
+		m.Kind = kindConfig
+	}
+	for _, tool := range words[1:] {
+		tool, path, _ := strings.Cut(tool, "@")
+		description := ""
+		if path != "" {
+			description = "@webhook " + path
+		}
+		definition := object{{"name", quote(tool)},
+			{"description", quote(description)}}.encode()
+		method := parseMethod(definition, m.Kind)
+		m.Methods = append(m.Methods, method)
+	}
+	return m
+}
+
 // A method with @unshared is in no scoped view, nor is a module that has nothing else. Its webhook
 // stays. A webhook with @internal is no tool.
 func TestUnsharedMethods(t *testing.T) {

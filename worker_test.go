@@ -68,6 +68,17 @@ func TestStartErrorIsNamed(t *testing.T) {
 	check(t, "stacks", strings.Count(out, "at five"), 1) // nothing names the error
 }
 
+// testWorker returns a worker without a process, whose log is discarded.
+func testWorker(module string, owner *Caller) *Worker {
+	return newWorker(context.Background(), workerConfig{
+		module:      module,
+		log:         quiet,
+		owner:       owner,
+		caps:        allCaps,
+		listChanged: func(*Worker) {},
+	})
+}
+
 // A module that does not answer initialize is given up.
 func TestSilentModuleIsGivenUp(t *testing.T) {
 	inSync(t, func(t *testing.T) {
