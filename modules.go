@@ -638,23 +638,21 @@ var noMethods = map[Kind]string{
 // newModule returns the module that a pool serves, if that offers what the manifest says.
 func newModule(p *pool, offered *manifest) *Module {
 	m := &Module{source: p.source, manifest: *offered, pool: p}
-	var unknown []string
 	for _, raw := range m.Lists["tools"] {
 		method := parseMethod(raw, m.Kind)
 		if method.refused == "" {
 			m.Methods = append(m.Methods, method)
 		} else {
-			method.problems = append(method.problems, method.refused)
+			method.problems = append(method.problems, "not offered: "+method.refused)
 		}
 		for _, problem := range method.problems {
 			m.Problems = append(m.Problems, method.Name+": "+problem)
 		}
-		unknown = append(unknown, method.unknown...)
-	}
-	if unknown != nil {
-		slices.Sort(unknown)
-		m.Problems = append(m.Problems, "usher does not know these tags, and leaves them out of descriptions: "+
-			strings.Join(slices.Compact(unknown), ", "))
+		for _, tag := range method.unknown {
+			if note := "unknown tag @" + tag; !slices.Contains(m.Problems, note) {
+				m.Problems = append(m.Problems, note)
+			}
+		}
 	}
 	if len(m.Methods)+len(m.Problems) == 0 && m.Kind.singleFile() {
 		m.Problems = append(m.Problems, "no methods: "+noMethods[m.Kind])

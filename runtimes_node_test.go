@@ -106,7 +106,7 @@ func TestNodeParametersByName(t *testing.T) {
 		"a_listed(names, then)", "a_sum(a, b)", "b_shift(by, _)", "c_add(a, b)",
 		"note: add" + notAll + "a, b", "note: greet" + notAll + "times", "note: all" + notAll + "{ … }, more",
 		"note: one takes one object, but nothing names its fields", "note: listed: then" + unknown + "Function",
-		"note: stale: @param wh: the method's parameters are: who, times", "note: Box" + onlyFunctions,
+		"note: stale: @param wh: the method has no such parameter", "note: Box" + onlyFunctions,
 		"note: group" + onlyFunctions, "note: make is not offered: remove the word static",
 	} {
 		checkContains(t, "the output", out, want+"\n")

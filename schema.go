@@ -48,7 +48,7 @@ func parseMethod(definition json.RawMessage, kind Kind) *Method {
 	}
 	m.IsHook = m.IsHook || kind != kindConfig && !m.Internal && strings.HasPrefix(m.Name, "handle")
 	if m.Internal && !m.IsHook {
-		m.refused = cmp.Or(m.refused, "not offered, because of its tag @internal")
+		m.refused = cmp.Or(m.refused, "it has the tag @internal")
 	}
 	if err := checkHookPath(cmp.Or(m.Hook, m.Name)); err != nil && m.IsHook {
 		m.problems = append(m.problems, err.Error())
@@ -63,6 +63,9 @@ func parseMethod(definition json.RawMessage, kind Kind) *Method {
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
 	m.schema = sync.OnceValue(func() *schema { return decodeSchema(input) })
+	for _, property := range members(input).object("properties") {
+		m.Parameters = append(m.Parameters, property.key)
+	}
 	return m
 }
 
@@ -93,31 +96,23 @@ func (m *Method) cleanSchema(schema json.RawMessage, kind Kind) json.RawMessage 
 	props := list.object("properties")
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
-	props = props.without(webhookParam)
-	for _, property := range props {
-		m.Parameters = append(m.Parameters, property.key)
-		if kind.singleFile() { // a shim may have taken a line with a slip for this text
+	for _, property := range props {                    // a shim may have taken a line with a slip for this text
+		if kind.singleFile() {
 			m.readTag("- "+members(property.value).text("description"), kind)
 		}
 	}
 	for _, d := range m.params {
 		own := props.get(d.name)
-		switch {
-		case own != nil:
-		case d.name == webhookParam:
+		if own == nil && kind != kindShell {
+			m.problems = append(m.problems, "@param "+d.name+": the method has no such parameter")
 			continue
-		case kind != kindShell:
-			m.problems = append(m.problems, fmt.Sprintf("@param %s: the method's parameters are: %s",
-				d.name, cmp.Or(strings.Join(m.Parameters, ", "), "none")))
-			continue
-		default:
-			m.Parameters = append(m.Parameters, d.name)
-			if !d.optional {
-				required = append(required, d.name)
-			}
+		}
+		if own == nil && !d.optional {
+			required = append(required, d.name)
 		}
 		props = props.set(d.name, m.documented(own, d))
 	}
+	props = props.without(webhookParam)
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
 	if kind.singleFile() && len(props) > 0 && list.get("additionalProperties") == nil {
 		list = list.set("additionalProperties", json.RawMessage("false"))
@@ -221,18 +216,14 @@ var tagTable string
 // unprotected, so a method with such a slip is not offered.
 var protectingTags = []string{"signature", "webhook", "internal", "unshared"}
 
-const typePattern = `^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?` // a type in braces, or nothing
-
 var (
 	// tagLine matches a line that begins with a tag, and innerTag a tag inside a line.
-	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?(.*)$`)
+	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?[\s\pZ]*(.*?)[\s\pZ]*$`)
 	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf})@([A-Za-z-]+)`)
-	// inlineTag matches a tag of JSDoc inside a text, with what a link shows.
-	inlineTag = regexp.MustCompile(`\{@(?:link\w*\s+([^{}]*)|[^{}]*)\}`)
+
 	// noText matches a line that is a rule, or addresses a tool.
 	noText     = regexp.MustCompile(`^\s*(shellcheck\s.*|\.\. \S+::.*|[#=/]{3,})$`)
-	section    = regexp.MustCompile(`^[A-Z][A-Za-z ]*:\s*$`) // of a docstring
-	returnType = regexp.MustCompile(typePattern + `(- )?`)
+	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
 // foldTag returns the name of a tag as in tagTable.
@@ -245,16 +236,6 @@ func effectOf(name string, kind Kind) string {
 		words := strings.Fields(line)
 		if slices.Contains(words[1:], name) && (kind.singleFile() || slices.Contains(protectingTags, name)) {
 			return words[0]
-		}
-	}
-	return ""
-}
-
-// nearTag returns the one of protectingTags that an unknown tag resembles, or "".
-func nearTag(name string) string {
-	for _, tag := range protectingTags {
-		if strings.HasPrefix(name, tag) || isSimilar(name, tag, 1) {
-			return tag
 		}
 	}
 	return ""
@@ -280,26 +261,22 @@ func parseDoc(doc string, kind Kind) docTags {
 		return docTags{description: strings.TrimSpace(doc)}
 	}
 	var t docTags
-	var text, tagged []string // the lines of the description, and those of a tag
-	effect := "text"          // of the line before
+	var text []string
+	var open *string // what a line without a tag continues; nil for the description
 	for line := range strings.Lines(doc) {
 		line = strings.TrimRight(line, "\r\n")
-		isEnd := kind != kindNode && (strings.TrimSpace(line) == "" || section.MatchString(line))
-		own, rest := t.readTag(line, kind)
-		if own != "" || isEnd || slices.Contains(protectingTags, effect) || strings.Contains(effect, ":") {
-			t.apply(effect, tagged)
-			effect = cmp.Or(own, "text")
-			tagged = nil
-		}
+		effect, rest := t.readTag(line, kind)
 		switch {
 		case kind.singleFile() && noText.MatchString(line):
-		case effect == "text":
+		case effect == "" && open != nil && (kind == kindNode || strings.TrimSpace(line) != ""):
+			*open = strings.TrimSpace(*open + " " + strings.TrimSpace(line))
+		case effect == "" || effect == "text":
 			text = append(text, rest)
+			open = nil
 		default:
-			tagged = append(tagged, rest)
+			open = t.apply(effect, rest)
 		}
 	}
-	t.apply(effect, tagged)
 	if t.returns != "" {
 		text = append(text, "Returns: "+t.returns)
 	}
@@ -310,52 +287,45 @@ func parseDoc(doc string, kind Kind) docTags {
 // readTag returns the effect of the tag that begins a line, and what follows the tag; for text, ""
 // and the line. It notes slips in the tags of the line.
 func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
-	slip := ""
+	slip := func(advice, name string) string {
+		return fmt.Sprintf("%q: %s @%s", clipText(strings.TrimSpace(line), maxLogged), advice, name)
+	}
 	for _, parts := range innerTag.FindAllStringSubmatch(line, -1) {
 		name := foldTag(parts[1])
-		inner := effectOf(name, kind)
 		if slices.Contains(protectingTags, name) {
-			slip = "begin a line with @" + name
-		} else if inner != "" && inner != "none" {
-			t.noteLine(line)
+			t.refused = slip("begin a line with", name)
+		} else if inner := effectOf(name, kind); inner != "" && inner != "none" {
+			t.problems = append(t.problems, slip("begin a line with", name))
 		}
 	}
-	rest = line
-	if parts := tagLine.FindStringSubmatch(line); parts != nil {
-		name := foldTag(parts[1])
-		effect = effectOf(name, kind)
-		near := nearTag(name)
-		switch {
-		case effect != "":
-			rest = strings.TrimSpace(parts[2])
-		case near != "":
-			slip = "did you mean @" + near + "?"
-		case kind.singleFile() && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz") == "":
-			t.unknown = append(t.unknown, "@"+name)
-			effect = "none"
+	parts := tagLine.FindStringSubmatch(line)
+	if parts == nil {
+		return "", line
+	}
+	name := foldTag(parts[1])
+	switch effect = effectOf(name, kind); effect {
+	case "text": // which may be that of another tag
+		inner, rest := t.readTag(parts[2], kind)
+		return cmp.Or(inner, effect), rest
+	case "":
+	default:
+		return effect, parts[2]
+	}
+	for _, tag := range protectingTags {
+		if strings.HasPrefix(name, tag) || isSimilar(name, tag, 1) {
+			t.refused = slip("did you mean", tag)
 		}
 	}
-	if slip != "" {
-		t.refused = cmp.Or(t.refused, fmt.Sprintf("not offered, because of the line %q: %s",
-			clipText(strings.TrimSpace(line), maxLogged), slip))
+	if kind.singleFile() && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz") == "" {
+		t.unknown = append(t.unknown, name)
+		return "none", ""
 	}
-	if effect == "text" { // which may be that of another tag
-		inner, more := t.readTag(rest, kind)
-		return cmp.Or(inner, effect), more
-	}
-	return effect, rest
+	return "", line
 }
 
-// noteLine notes a line with a tag that has no effect.
-func (t *docTags) noteLine(line string) {
-	t.problems = append(t.problems,
-		strings.TrimSpace(line)+": want one tag, such as @param {string} name, on a line")
-}
-
-// apply applies a tag with the lines of its text.
-func (t *docTags) apply(effect string, lines []string) {
-	text := inlineTag.ReplaceAllString(strings.Join(lines, " "), "$1")
-	text = strings.Join(strings.Fields(text), " ")
+// apply applies a tag, and returns what the next lines continue; nil if they do not.
+func (t *docTags) apply(effect, text string) *string {
+	hint, value, _ := strings.Cut(effect, ":")
 	switch effect {
 	case "webhook":
 		t.IsHook = true
@@ -366,27 +336,33 @@ func (t *docTags) apply(effect string, lines []string) {
 		t.Internal = true
 	case "unshared":
 		t.Unshared = true
+	case "none":
+		return new(string)
 	case "title":
 		t.annotations = t.annotations.set(effect, quote(text))
 	case "returns":
 		t.returns = returnType.ReplaceAllString(text, "")
+		return &t.returns
 	case "param":
 		p, ok := parseParam(text)
 		if !ok {
-			t.noteLine("@param " + text)
-		} else if !strings.Contains(p.name, ".") { // a.b is a field of the parameter a
-			t.params = append(t.params, p)
+			t.problems = append(t.problems, "@param "+text+": want a name, as in @param {string} name")
 		}
-	}
-	if hint, value, ok := strings.Cut(effect, ":"); ok {
+		if !ok || strings.Contains(p.name, ".") { // a.b is a field of the parameter a
+			return new(string)
+		}
+		t.params = append(t.params, p)
+		return &t.params[len(t.params)-1].text
+	default:
 		t.annotations = t.annotations.set(hint, json.RawMessage(value))
 	}
+	return nil
 }
 
 // paramTag matches the text after @param: an optional {type}, which may contain braces; the
 // name, in brackets and with its default if the parameter is optional; an optional dash;
 // the text.
-var paramTag = regexp.MustCompile(typePattern +
+var paramTag = regexp.MustCompile(`^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?` +
 	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|([^\s{\[-]\S*))` +
 	`\s*(?:- )?(.*)$`)
 

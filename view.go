@@ -245,7 +245,7 @@ func (v *View) addResources() {
 			resources = append(resources, raw)
 		}
 		for _, method := range m.Methods {
-			if v.scope.shows(method) && !method.Internal {
+			if v.scope.shows(method) {
 				m.offer(byURI, method.appURI())
 			}
 		}

@@ -82,7 +82,6 @@ func TestUnsharedMethods(t *testing.T) {
 		for page, isThere := range map[string]bool{
 			"ui:///w/a.usher.py/0":   scope.Contains(a.Source),
 			"ui:///w/a.usher.py/1":   scope == scopeAll(),
-			"ui:///w/a.usher.py/2":   false,
 			"ui:///w/x/b.usher.py/0": scope == scopeAll(),
 		} {
 			check(t, fmt.Sprintf("%s in %v", page, scope), v.Lookup("resources", page) != nil, isThere)
