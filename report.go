@@ -74,10 +74,13 @@ func (a *app) report(r *Registry, scope Scope, daemonURL string) []moduleReport 
 	catalog := r.catalog.Load()
 	for _, s := range catalog.modules {
 		m := newModuleReport(s)
-		if scope.Contains(s.Source) && !scope.hides(s) {
+		switch {
+		case !scope.Contains(s.Source):
+			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
+		case scope.hides(s):
+			m.Hidden = "all its methods are @unshared"
+		default:
 			a.addModule(&m, s, catalog.View(scope, nil), catalog.View(scopeAll(), nil), daemonURL)
-		} else {
-			m.Hidden = fmt.Sprintf("%s is not in %s, or all its methods are @unshared", s.Source, scope.dir)
 		}
 		list = append(list, m)
 	}
