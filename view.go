@@ -331,7 +331,9 @@ func (v *View) HookPaths() []string { return sortedKeys(v.items["webhooks"]) }
 func itemNames(items []*Item) string {
 	var names []string
 	for _, i := range items {
-		names = append(names, cmp.Or(i.Name, i.HookPath))
+		if i.Name != "" { // of a tool
+			names = append(names, i.Name)
+		}
 	}
 	return strings.Join(names, ", ")
 }
