@@ -487,16 +487,21 @@ func (s *ClaimStore) endLocked(code Code) {
 	}
 }
 
-// Watch looks at the file and the clock until ctx ends, so that principals end without a
-// request, and so that readers notice when the file can be read again.
+// Watch looks at the file, and at the clock whenever a claim expires, until ctx ends. So principals
+// end without a request, and readers notice when the file can be read again.
 func (s *ClaimStore) Watch(ctx context.Context) {
-	for pauseFor(ctx, watchInterval) {
+	for wait := watchInterval; pauseFor(ctx, wait); {
 		s.mu.Lock()
 		_ = s.refreshLocked() // while the file can't be read, claims end at their last known expiry
+		now := time.Now()
 		for code := range s.principals {
-			if !s.current.byCode[code].Active(time.Now()) {
+			if !s.current.byCode[code].Active(now) {
 				s.endLocked(code)
 			}
+		}
+		wait = watchInterval
+		if active := s.current.active(now); len(active) > 0 { // the soonest expiry is first
+			wait = min(wait, active[0].ExpiresAt.Sub(now))
 		}
 		s.mu.Unlock()
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -387,6 +389,29 @@ func FuzzParseClaims(f *testing.F) {
 				}
 			}
 		}
+	})
+}
+
+// A principal ends at the instant of its claim's expiry, without a request.
+func TestWatchWakesAtExpiry(t *testing.T) {
+	dir := newDataDir(t)
+	inSync(t, func(t *testing.T) {
+		store := testStore(t, dir)
+		c, err := store.Create(t.Context(), "/w/p", "", 7*time.Second+time.Second/2)
+		must(t, err)
+		p, err := store.Lookup(c.Code)
+		must(t, err)
+		ctx, stop := context.WithCancel(t.Context())
+		var watching sync.WaitGroup
+		watching.Go(func() { store.Watch(ctx) })
+		<-time.After(time.Until(c.ExpiresAt) - time.Nanosecond)
+		synctest.Wait()
+		check(t, "it has ended before the expiry", p.Ended(), false)
+		<-time.After(time.Nanosecond)
+		synctest.Wait()
+		check(t, "it has ended at the expiry", p.Ended(), true)
+		stop()
+		watching.Wait()
 	})
 }
 

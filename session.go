@@ -253,22 +253,25 @@ func newSessionTable(key []byte) *sessionTable {
 // HTTP+SSE session, which lasts as long as its stream. Any other session that is not in
 // memory is made again, as its id says. find returns nil for a session that is unknown, has
 // expired or has ended.
-func (t *sessionTable) find(name string, inURL bool) (*Session, claimID) {
+func (t *sessionTable) find(name string, inURL bool) (s *Session, claim claimID) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := t.byName[name]
-	if s == nil && !inURL {
+	if s = t.byName[name]; s != nil {
+		claim = s.claim
+	}
+	t.mu.Unlock()
+	if s == nil && !inURL { // without the lock, because anybody can make this take long
 		if o, ok := t.unseal(name); ok {
 			s = newSession(o)
 			s.name = name
 			s.restored = true
+			claim = o.Claim
 		}
 	}
 	if s == nil || s.life.Err() != nil || time.Since(s.Issued) >= sessionLife ||
 		inURL != s.isSSE() {
 		return nil, claimID{}
 	}
-	return s, s.claim
+	return s, claim
 }
 
 // touch makes p the principal of a session, and returns the context that ends when the session

@@ -193,3 +193,28 @@ func TestSubscriptionsBelongToSessions(t *testing.T) {
 	p.revoke(code)
 	checkContains(t, "after the claim's end", ask("subscribe", "r://one"), "has ended")
 }
+
+// What a module says in a call reaches no stream that the session opened after it got another claim.
+func TestMovedSessionHearsNoEarlierCall(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		c := b.open(protocols[0])
+		req := c.Asking("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`)
+		req.Header.Set("Accept", "application/json") // so that messages of the call need the stream
+		call := b.begin(req)
+		says := func(stream *exchange, word string) bool {
+			stream.got()
+			params := objectOf(`{"level":"error","data":"` + word + `"}`)
+			b.process.handle(&Message{Method: "notifications/message", Params: params})
+			_, text := stream.got()
+			return strings.Contains(text, word)
+		}
+		before := b.begin(c.GetRequest())
+		check(t, "the stream hears the call", says(before, "before"), true)
+		c.Header.Set(claimHeader, newCode(t, b.base, "/w"))
+		c.Ask("ping", "") // gives the session the claim
+		after := b.begin(c.GetRequest())
+		check(t, "a later stream hears it", says(after, "after"), false)
+		<-call.done
+		after.close()
+	})
+}
