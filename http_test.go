@@ -1,23 +1,16 @@
-// Tests of http.go: proxies, Host and Origin, connections, and bodies.
+// Tests of http.go: proxies, Host and Origin, and connections.
 
 package main
 
 import (
-	"bufio"
-	"cmp"
-	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -125,131 +118,6 @@ func TestHostsAreChecked(t *testing.T) {
 		check(t, fmt.Sprintf("Host %q is admitted", host), policy.admit(r) == nil, want)
 	}
 }
-
-// bodyServer answers with how much it read, for the principal in a header.
-func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
-	m := newMemory(limit, "unknown")
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := m.serve(w, r)
-		defer x.end()
-		x.refuse = func(e *fault) { http.Error(w, e.Msg, e.Status) }
-		x.handle(quiet, func() error {
-			body, err := x.receive(cmp.Or(r.Header.Get("Known"), "unknown"))
-			if err == nil {
-				fmt.Fprint(w, len(body))
-			}
-			return err
-		})
-	}))
-	t.Cleanup(s.Close)
-	return s, m
-}
-
-// slowBody announces a body, sends a part of it, and waits for the server to
-// have read that.
-type slowBody struct {
-	net.Conn
-	answer *bufio.Reader
-}
-
-type zeros struct{}
-
-func sendBody(t *testing.T, s *httptest.Server, header string, announced, sent int) *slowBody {
-	t.Helper()
-	conn, err := net.Dial("tcp", s.Listener.Addr().String())
-	must(t, err)
-	t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(patience))
-	fmt.Fprintf(conn,
-		"POST / HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n", header, announced)
-	io.CopyN(conn, zeros{}, int64(sent))
-	return &slowBody{conn, bufio.NewReader(conn)}
-}
-
-func (b *slowBody) status(t *testing.T) int {
-	t.Helper()
-	res, err := http.ReadResponse(b.answer, nil)
-	if err != nil {
-		t.Error(err)
-		return 0
-	}
-	res.Body.Close()
-	return res.StatusCode
-}
-
-// Unauthenticated senders share a budget: the oldest body makes room for another one, but
-// none for a principal that has used its share.
-func TestBodiesMakeRoom(t *testing.T) {
-	long(t)
-	const size = 4 << 20
-	s, m := bodyServer(t, size)
-	var bodies []*slowBody // the oldest first
-	for n := range int64(maxHeldUnknown/size - 1) {
-		bodies = append(bodies, sendBody(t, s, "", size, size-1))
-		await(t, "a body to arrive", func() bool {
-			return m.unknown.count("unknown") >= (n+1)*(size-1)
-		})
-	}
-	rest := maxHeldUnknown - m.unknown.count("unknown")
-	check(t, "no room is left", m.reserve("unknown").grow(rest), nil)
-	check(t, "a new body", sendBody(t, s, "", size-1, size-1).status(t), 200)
-	check(t, "the oldest", bodies[0].status(t), 503)
-	m.unknown.release("unknown", rest)
-	for n := range maxHeld/maxHeldOf - 1 {
-		check(t, "a principal has its share", m.reserve(fmt.Sprint(n)).grow(maxHeldOf), nil)
-		check(t, "a principal has more", m.reserve(fmt.Sprint(n)).grow(1), errNoRoom)
-	}
-	last := m.reserve("last")
-	check(t, "the last principal takes the part of unauthenticated senders",
-		last.grow(maxHeldOf), errNoRoom)
-	check(t, "it has the rest", last.grow(maxHeldOf-maxHeldUnknown), nil)
-	check(t, "a small body of another",
-		sendBody(t, s, "Known: another\r\n", 1, 1).status(t), 503)
-	last.end()
-	for _, b := range bodies[1:] {
-		io.CopyN(b, zeros{}, 1)
-		check(t, "a body that arrives in the end", b.status(t), 200)
-	}
-	check(t, "bytes of unauthenticated senders in the end", m.unknown.count("unknown"), 0)
-}
-
-// A length over the limit is refused before anything is read, and nobody is told to go on
-// with it. A larger body that announces no length is refused, too.
-func TestAnnouncedLengthIsChecked(t *testing.T) {
-	t.Parallel()
-	s, _ := bodyServer(t, 1000)
-	b := sendBody(t, s, "Expect: 100-continue\r\n", 1001, 0)
-	check(t, "status", b.status(t), 413)
-	chunked := io.MultiReader(strings.NewReader(strings.Repeat("x", 1001)))
-	answer, err := http.Post(s.URL, "text/plain", chunked)
-	must(t, err)
-	answer.Body.Close()
-	check(t, "status without a length", answer.StatusCode, 413)
-}
-
-// checkOpen checks whether the server has closed a connection.
-func checkOpen(t *testing.T, what string, conn net.Conn, want bool) {
-	t.Helper()
-	conn.SetReadDeadline(time.Now().Add(time.Millisecond))
-	_, err := io.Copy(io.Discard, conn)
-	check(t, what+" is open", errors.Is(err, os.ErrDeadlineExceeded), want)
-}
-
-// dial opens a connection and sends a request, unless it is empty. If read is set, dial
-// reads the answer.
-func (b *bubble) dial(request string, read bool) net.Conn {
-	conn, err := b.conns.dial(b.T.Context(), "", "")
-	must(b.T, err)
-	io.WriteString(conn, request)
-	if read {
-		_, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		must(b.T, err)
-	}
-	synctest.Wait()
-	return conn
-}
-
-const probe = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 // Connections that show nothing are bounded: idle ones make room, then the oldest. Others
 // stay, and newcomers are served.

@@ -284,3 +284,10 @@ func (r *reservation) writeParts(parts ...[]byte) error {
 	}
 	return nil
 }
+
+// flush sends what net/http still buffers: a header of any size, and the last KiB of a body.
+func (r *reservation) flush() error {
+	control := http.NewResponseController(r.w)
+	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return control.Flush()
+}

@@ -8,7 +8,6 @@ package main
 import (
 	"context"
 	"io"
-	"net/http"
 	"sync"
 	"time"
 )
@@ -219,7 +218,7 @@ func sseWriter(r *reservation) func(outEvent) error {
 		if err := r.writeParts([]byte(begin), e.data, []byte("\n\n")); err != nil {
 			return err
 		}
-		return http.NewResponseController(r.w).Flush()
+		return r.flush()
 	}
 }
 

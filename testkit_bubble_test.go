@@ -33,9 +33,10 @@ type bubble struct {
 	files   int // that the server may open
 	m       *Module
 	base    string
-	native  bool    // m supports only 2026-07-28
-	unread  bool    // the bodies of answers are not read
-	process *Worker // of m, the latest
+	native  bool     // m supports only 2026-07-28
+	unread  bool     // the bodies of answers are not read
+	process *Worker  // of m, the latest
+	hangUps []func() // end the requests that b began
 
 	mu    sync.Mutex
 	sent  []*Message        // all that m was sent
@@ -84,7 +85,14 @@ func (b *bubble) start(t *testing.T) {
 		stopping: stopping,
 		stopped:  stopped,
 	})
-	d := &daemon{flags: &serveFlags{}, log: log, server: b.server, registry: b.server.modules}
+	d := &daemon{
+		flags:    &serveFlags{},
+		scheme:   "http",
+		log:      log,
+		server:   b.server,
+		registry: b.server.modules,
+		webhooks: webhooksOf(b.server.modules).Webhooks,
+	}
 	b.conns = make(pipes)
 	web := &http.Server{Handler: d, ReadTimeout: bodyTimeout}
 	limitConnections(web, b.files)
@@ -278,7 +286,18 @@ type exchange struct {
 	text   string
 }
 
-func (b *bubble) begin(req *http.Request) *exchange { return begin(b.T, b.HTTP, req, b.unread) }
+func (b *bubble) begin(req *http.Request) *exchange {
+	x := begin(b.T, b.HTTP, req, b.unread)
+	b.hangUps = append(b.hangUps, x.hangUp)
+	return x
+}
+
+// hangUp ends the requests that b began.
+func (b *bubble) hangUp() {
+	for _, hangUp := range b.hangUps {
+		hangUp()
+	}
+}
 
 // begin makes a request, and reads its answer in the background.
 func begin(t *testing.T, client *http.Client, req *http.Request, unread bool) *exchange {

@@ -636,6 +636,7 @@ func (a *webhookAnswer) write(x *reservation) error {
 		x.w.Header().Set(name, value)
 	}
 	x.write(a.Status, kind, body)
+	_ = x.flush() // while the headers count
 	return nil
 }
 
