@@ -66,6 +66,7 @@ func (m *memory) reserve(principal any) *reservation {
 func (m *memory) serve(w http.ResponseWriter, req *http.Request) *reservation {
 	r := m.reserve(nil)
 	r.w = w
+	r.control = http.NewResponseController(w)
 	r.req = req
 	return r
 }
@@ -79,7 +80,7 @@ func (m *memory) dropOldest() bool {
 	}
 	oldest := m.arriving[0]
 	m.arriving = m.arriving[1:]
-	http.NewResponseController(oldest.w).SetReadDeadline(time.Unix(1, 0)) // its read ends now
+	oldest.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
 	oldest.end()
 	return true
 }
@@ -102,10 +103,11 @@ type reservation struct {
 	size      atomic.Int64  // bytes
 
 	// Of an HTTP request, else zero:
-	w      http.ResponseWriter
-	req    *http.Request
-	path   string       // as the log may show it; "" for a path that it may not show
-	refuse func(*fault) // writes an error in the endpoint's format
+	w       http.ResponseWriter
+	control *http.ResponseController // of w
+	req     *http.Request
+	path    string       // as the log may show it; "" for a path that it may not show
+	refuse  func(*fault) // writes an error in the endpoint's format
 }
 
 // isUnknown reports whether the reservation is that of an unauthenticated sender.
@@ -195,7 +197,7 @@ func (r *reservation) receive(principal any) (body []byte, err error) {
 	if err == nil {
 		r.req.Body = http.NoBody // nothing is left to skip
 		// net/http lifts the deadline at the end of a body, but there may be none.
-		http.NewResponseController(r.w).SetReadDeadline(time.Time{})
+		r.control.SetReadDeadline(time.Time{})
 		markAdmitted(r.req)
 		return body, nil
 	}
@@ -219,7 +221,7 @@ func (r *reservation) receive(principal any) (body []byte, err error) {
 func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 	m := r.memory
 	if r.isUnknown() {
-		http.NewResponseController(r.w).SetReadDeadline(time.Now().Add(unknownBodyTimeout))
+		r.control.SetReadDeadline(time.Now().Add(unknownBodyTimeout))
 		m.mu.Lock()
 		m.arriving = append(m.arriving, r)
 		m.mu.Unlock()
@@ -237,18 +239,8 @@ func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 // Write counts bytes of the body that have arrived.
 func (r *reservation) Write(part []byte) (int, error) { return len(part), r.grow(int64(len(part))) }
 
-// answer writes a complete answer, which counts until it is written. If it finds no room, answer
-// writes nothing and returns errNoRoomToAnswer.
-func (r *reservation) answer(status int, kind string, body []byte) error {
-	if r.grow(int64(len(body))) != nil {
-		return errNoRoomToAnswer
-	}
-	r.write(status, kind, body)
-	return nil
-}
-
-// write writes a complete answer that counts already, or counts for nobody. kind is its content
-// type, "" for none.
+// write writes a complete answer, which must count already unless it is short. kind is its
+// content type, "" for none.
 func (r *reservation) write(status int, kind string, parts ...[]byte) {
 	h := r.w.Header()
 	if kind != "" {
@@ -273,10 +265,9 @@ func (r *reservation) writeJSON(status int, value []byte) {
 // writeParts writes parts in chunks, each with a deadline. Without deadlines, a write to a
 // client that vanished would never end once the buffers are full.
 func (r *reservation) writeParts(parts ...[]byte) error {
-	control := http.NewResponseController(r.w)
 	for _, part := range parts {
 		for chunk := range slices.Chunk(part, maxWrite) {
-			_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // some tests don't support it
+			_ = r.control.SetWriteDeadline(time.Now().Add(writeTimeout)) // some tests don't support it
 			if _, err := r.w.Write(chunk); err != nil {
 				return err
 			}
@@ -287,7 +278,6 @@ func (r *reservation) writeParts(parts ...[]byte) error {
 
 // flush sends what net/http still buffers: a header of any size, and the last KiB of a body.
 func (r *reservation) flush() error {
-	control := http.NewResponseController(r.w)
-	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
-	return control.Flush()
+	_ = r.control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return r.control.Flush()
 }

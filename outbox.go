@@ -20,7 +20,7 @@ const keepAlive = 15 * time.Second
 // for concurrent use.
 type outbox struct {
 	ctx   context.Context      // ends with the connection to the client
-	held  *reservation         // of messages that are not yet written; may count other bytes too
+	held  *reservation         // counts messages that are not yet written, and perhaps other bytes
 	write func(outEvent) error // nil if the client accepts no stream
 	more  chan struct{}        // 1-buffered: there is more to write, or nothing will follow; nil: no stream
 	done  chan struct{}        // closed when nothing more is written to the stream
@@ -37,12 +37,6 @@ type outEvent struct {
 	name string // "message", or another one of HTTP+SSE; "" for a comment
 	data []byte
 	held int64 // how many bytes of data count; 0 for errors and for usher's own notifications
-}
-
-// newOutbox returns an outbox that writes to a client until ctx ends, or that only accepts
-// an answer if write is nil. Its messages count for held.
-func newOutbox(ctx context.Context, held *reservation, write func(outEvent) error) *outbox {
-	return &outbox{ctx: ctx, held: held, write: write}
 }
 
 // send queues a message, which counts, and reports whether it may arrive. It never waits for the

@@ -160,7 +160,7 @@ func TestSlowClientIsDropped(t *testing.T) {
 		return nil
 	}
 	held := newMemory(0, strangers).reserve(everyone)
-	out := newOutbox(t.Context(), held, write)
+	out := &outbox{ctx: t.Context(), held: held, write: write}
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits
 		check(t, fmt.Sprint("message ", i, " is accepted"), out.send(msg), want)

@@ -237,8 +237,7 @@ func (d *daemon) servePage(x *reservation) error {
 	url := cmp.Or(d.flags.publicURL, d.scheme+"://"+x.req.Host+"/")
 	x.refuse = func(e *fault) {
 		reason := strings.TrimSuffix(e.Msg, ": "+howToPresent) // the page has a field for a code
-		page := d.page(x, pageContent{Refused: clipText(reason, maxError), Coded: true, URL: url})
-		x.write(e.Status, pageType, page)
+		_ = d.writePage(x, e.Status, pageContent{Refused: clipText(reason, maxError), Coded: true, URL: url})
 	}
 	from, err := d.server.admitGET(x.req)
 	if err != nil {
@@ -264,22 +263,23 @@ func (d *daemon) servePage(x *reservation) error {
 			p.Modules = append(p.Modules, m)
 		}
 	}
-	return x.answer(http.StatusOK, pageType, d.page(x, p))
+	return d.writePage(x, http.StatusOK, p)
 }
 
-// pageType is the content type of the page.
-const pageType = "text/html; charset=utf-8"
-
-// page returns the page, and sets its headers. The page contains no script, and no claim code except
-// in the links that install usher; its inline style carries a CSP nonce.
-func (d *daemon) page(x *reservation, p pageContent) []byte {
+// writePage writes the page. The page contains no script, and no claim code except in the links that
+// install usher; its inline style carries a CSP nonce. A page that refuses counts for nobody.
+func (d *daemon) writePage(x *reservation, status int, p pageContent) error {
 	p.Nonce = rand.Text()
 	var page bytes.Buffer
 	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // never fails
+	if p.Refused == "" && x.grow(int64(page.Len())) != nil {
+		return errNoRoom
+	}
 	h := x.w.Header()
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; "+
 		"img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
 	h.Set("Cache-Control", "no-store")
 	h.Set("Referrer-Policy", "no-referrer")
-	return page.Bytes()
+	x.write(status, "text/html; charset=utf-8", page.Bytes())
+	return nil
 }

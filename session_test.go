@@ -117,7 +117,7 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 	}
 	used := open(own)
 	held := newMemory(0, strangers).reserve(own)
-	used.join(newOutbox(t.Context(), held, lineWriter(io.Discard)))
+	used.join(&outbox{ctx: t.Context(), held: held, write: lineWriter(io.Discard)})
 	touched := open(own)
 	idle := open(own)
 	moved := open(own)

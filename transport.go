@@ -109,7 +109,7 @@ func (s *Server) servePOST(x *reservation) error {
 	if accepts(header, streamTypes...) {
 		write = sseWriter(x)
 	}
-	request := s.newRequest(from, x, newOutbox(x.req.Context(), x, write), msg, params)
+	request := s.newRequest(from, x, &outbox{ctx: x.req.Context(), held: x, write: write}, msg, params)
 	if from.session.era == stateless {
 		request.header = header
 	}
@@ -227,7 +227,7 @@ func (s *Server) serveGET(x *reservation) error {
 	ctx, cancel := context.WithCancel(x.req.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	out := newOutbox(ctx, x, sseWriter(x))
+	out := &outbox{ctx: ctx, held: x, write: sseWriter(x)}
 	if from.session == nil {
 		s.serveSSE(x.req.URL.Path, from, out, cancel)
 	} else {
@@ -381,7 +381,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	d := &duplex{
 		server: s,
 		from:   s.gate.Create(protocols[0], 0, everyone),
-		out:    newOutbox(ctx, s.memory.reserve(everyone), lineWriter(out)),
+		out:    &outbox{ctx: ctx, held: s.memory.reserve(everyone), write: lineWriter(out)},
 	}
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()

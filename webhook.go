@@ -127,25 +127,24 @@ func (h *Webhooks) serve(x *reservation) error {
 	return nil
 }
 
-// pathWord matches a word in a path, which may be a code.
-var pathWord = regexp.MustCompile(`[\pL\pN][\pL\pN\s-]*`)
+// pathWord matches a word in a path.
+var pathWord = regexp.MustCompile(`[\pL\pN]+`)
 
 // loggedPath returns the path of a delivery for the log. People type codes as paths, so a word of up
-// to 8 letters and digits becomes ***, unless it is in the path of a webhook.
+// to 8 characters becomes ***, unless it is in the path of a webhook.
 func (h *Webhooks) loggedPath(d *delivery) string {
 	if d.tool != nil {
-		return clipText(d.path, maxLogged)
+		return d.path
 	}
 	known := h.modules.View(scopeAll(), nil).HookPaths()
-	path := pathWord.ReplaceAllStringFunc(clipText(d.path, maxLogged), func(word string) string {
-		letters := strings.NewReplacer("-", "", " ", "").Replace(word)
+	path := pathWord.ReplaceAllStringFunc(d.path, func(word string) string {
 		isPart := func(path string) bool { return strings.Contains(path, word) }
-		if utf8.RuneCountInString(letters) <= 8 && !slices.ContainsFunc(known, isPart) {
-			return "***"
+		if utf8.RuneCountInString(word) > 8 || slices.ContainsFunc(known, isPart) {
+			return word
 		}
-		return word
+		return "***"
 	})
-	return path
+	return clipText(path, maxLogged)
 }
 
 // deliver receives a delivery and calls its method. The body counts for its sender until the
