@@ -3,10 +3,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"flag"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,6 +76,27 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 	check(t, name, got, want)
 }
 
+// usherIn is usher with an environment and a stdin.
+func usherIn(
+	t *testing.T, env map[string]string, stdin string, args ...string,
+) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	all := map[string]string{"USHER_BASE": t.TempDir()}
+	maps.Copy(all, env)
+	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs, lookupIn(all))
+	return out.String(), errs.String(), code
+}
+
+// usher runs a command in this process, with a base folder of its own unless -base names one.
+func usher(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	return usherIn(t, nil, "", args...)
+}
+
+// building matches what commands say while they wait for a module.
+var building = regexp.MustCompile(`(?m)^usher: waiting for .*…\n`)
+
 // Each command prints what testdata/cli contains.
 func TestOutputIsGolden(t *testing.T) {
 	long(t)
@@ -123,6 +146,25 @@ func TestOutputIsGolden(t *testing.T) {
 			golden(t, tt.name, out, dir, base)
 		})
 	}
+}
+
+// wantUsher runs a command, checks its status, and that stdout or, if it fails, stderr
+// contains a text. It returns stdout.
+func wantUsher(t *testing.T, code int, says string, args ...string) string {
+	t.Helper()
+	out, errs, got := usher(t, args...)
+	what := "usher " + strings.Join(args, " ")
+	if got != code {
+		t.Errorf("%s: status %d, want %d: %s%s", what, got, code, out, errs)
+	}
+	if code == 0 {
+		check(t, what+": stderr", building.ReplaceAllString(errs, ""), "")
+		checkContains(t, what, out, says)
+	} else {
+		check(t, what+": stdout", out, "")
+		checkContains(t, what, errs, says)
+	}
+	return out
 }
 
 // Flags may come before and after arguments, with one dash or two, with a space or an
@@ -382,6 +424,13 @@ func TestClosedPipeEndsNothing(t *testing.T) {
 	check(t, "it ended in order", cmd.ProcessState.Exited(), true)
 }
 
+// callSays returns what usher call prints, on both streams, without what it says while it waits.
+func callSays(t *testing.T, base, dir string, args ...string) string {
+	t.Helper()
+	out, errs, _ := usher(t, append([]string{"call", "-base", base, "-dir", dir}, args...)...)
+	return building.ReplaceAllString(out+errs, "")
+}
+
 // A result is printed unchanged, except on a terminal, which it could control.
 func TestResultIsPlainOnATerminal(t *testing.T) {
 	long(t)
@@ -551,3 +600,11 @@ func TestModulesComeFromTheReport(t *testing.T) {
 }
 
 var updateCLI = flag.Bool("update-cli", false, "write testdata/cli anew")
+
+// modulesOf returns what usher modules prints.
+func modulesOf(t *testing.T, dir string) string {
+	t.Helper()
+	out, errs, code := usher(t, "modules", dir)
+	check(t, "status of usher modules: "+errs, code, 0)
+	return out
+}

@@ -14,6 +14,47 @@ import (
 	"time"
 )
 
+// twoProjects writes a workspace of two projects with a module each, and a third folder
+// whose name begins with the first's.
+func twoProjects(t *testing.T) string {
+	t.Helper()
+	dir := tempDir(t)
+	writeFakes(t, dir, "proj/a: good tools=x,sleep,pid", "other/b: good tools=x", "projX/c: good tools=x")
+	return dir
+}
+
+func (o daemonOptions) startProjects(t *testing.T, flags ...string) *projects {
+	t.Helper()
+	o.base = t.TempDir()
+	p := &projects{t: t, options: o, dir: twoProjects(t)}
+	p.testDaemon = o.startReady(t, p.dir, flags...)
+	return p
+}
+
+func startProjects(t *testing.T, flags ...string) *projects {
+	t.Helper()
+	return daemonOptions{}.startProjects(t, flags...)
+}
+
+// code makes a claim for a folder, and returns its code.
+func (p *projects) code(folder string) string {
+	p.t.Helper()
+	return newCode(p.t, p.Base, p.dir+folder)
+}
+
+// session begins a session by a request that present changes.
+func (p *projects) session(present ...presenter) *testClient {
+	p.t.Helper()
+	c, _ := openSession(p.t, p.URL, present...)
+	return c
+}
+
+// checkSees checks what a request of a session that present changes lists.
+func checkSees(t *testing.T, what string, c *testClient, want string, present ...presenter) {
+	t.Helper()
+	check(t, what, listTools(c, present...), want)
+}
+
 // While the claims can't be read, nothing that depends on one is begun, and the file stays
 // as it is.
 func TestUnreadableClaims(t *testing.T) {
@@ -199,6 +240,16 @@ func checkRefused(t *testing.T, a answer, says string) {
 	checkContains(t, "a refusal", a.Failure(), says, claimHeader)
 	check(t, "its session", a.Header.Get(sessionHeader), "")
 	check(t, "its challenge", a.Header.Get("WWW-Authenticate"), "")
+}
+
+// restart stops the daemon and starts it again; clients of it go on.
+func (p *projects) restart(flags string, clients ...*testClient) {
+	p.t.Helper()
+	p.stop(p.t)
+	p.testDaemon = p.options.startReady(p.t, p.dir, strings.Fields(flags)...)
+	for _, c := range clients {
+		c.URL = p.URL
+	}
 }
 
 // Each way to present a code counts as the table says: for a new session, in one of another
@@ -501,4 +552,31 @@ func TestScopeIndex(t *testing.T) {
 		"HTTP+SSE: another valid code":                                "TestScopeTable",
 		"claims.json can't be read":                                   "TestUnreadableClaims",
 	})
+}
+
+// What lists of tools contain: in all of twoProjects, in its folders, or what a
+// request gets that is refused.
+const (
+	seesAll   = "a_pid a_sleep a_x b_x c_x"
+	seesProj  = "a_pid a_sleep a_x"
+	seesOther = "b_x"
+	seesNone  = ""
+)
+
+var (
+	allTools  = strings.Fields(seesAll)
+	projTools = strings.Fields(seesProj)
+)
+
+// projects is a daemon over twoProjects, which has looked at its modules.
+type projects struct {
+	*testDaemon
+	t       *testing.T
+	options daemonOptions
+	dir     string
+}
+
+func (p *projects) revoke(code string) {
+	p.t.Helper()
+	revoke(p.t, p.Base, Code(code))
 }

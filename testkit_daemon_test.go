@@ -3,16 +3,12 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -215,14 +211,6 @@ func (d *testDaemon) wait(t *testing.T) int {
 	}
 }
 
-// modulesOf returns what usher modules prints.
-func modulesOf(t *testing.T, dir string) string {
-	t.Helper()
-	out, errs, code := usher(t, "modules", dir)
-	check(t, "status of usher modules: "+errs, code, 0)
-	return out
-}
-
 // openStore opens the claim store of a daemon's base folder.
 func openStore(t *testing.T, base string) *ClaimStore {
 	t.Helper()
@@ -249,183 +237,9 @@ func revoke(t *testing.T, base string, code Code) {
 	must(t, err)
 }
 
-// twoProjects writes a workspace of two projects with a module each, and a third folder
-// whose name begins with the first's.
-func twoProjects(t *testing.T) string {
-	t.Helper()
-	dir := tempDir(t)
-	writeFakes(t, dir, "proj/a: good tools=x,sleep,pid", "other/b: good tools=x", "projX/c: good tools=x")
-	return dir
-}
-
-var (
-	allTools  = strings.Fields(seesAll)
-	projTools = strings.Fields(seesProj)
-)
-
-const testSecret = "s3cret-7c1f"
-
-var guarded = map[string]string{webhookSecretVar: testSecret}
-
-// shown is the header with the secret.
-const shown = secretHeader + ": " + testSecret
-
-// hookClient follows no redirect: there must be none.
-var hookClient = &http.Client{
-	Timeout: 2 * patience,
-	CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse
-	},
-}
-
-// hookRequest returns a request to a path below /webhook/. Headers are "Name: value".
-// There is no content type unless one is given.
-func (d *testDaemon) hookRequest(method, path, body string, headers ...string) (*http.Request, error) {
-	req, err := http.NewRequest(method, d.URL+"webhook/"+path, strings.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	req.Header = headerOf(headers...)
-	req.Host = req.Header.Get("Host") // if it is empty, net/http takes the URL's
-	return req, nil
-}
-
-// send sends a delivery.
-func (d *testDaemon) send(t *testing.T, method, path, body string, headers ...string) answer {
-	t.Helper()
-	req, err := d.hookRequest(method, path, body, headers...)
-	must(t, err)
-	res, err := hookClient.Do(req)
-	must(t, err)
-	return readAnswer(t, res)
-}
-
-func readAnswer(t *testing.T, res *http.Response) answer {
-	t.Helper()
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	must(t, err)
-	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}
-}
-
-// deliver posts a JSON body.
-func (d *testDaemon) deliver(t *testing.T, path, body string, headers ...string) answer {
-	t.Helper()
-	return d.send(t, "POST", path, body,
-		append([]string{"Content-Type: application/json"}, headers...)...)
-}
-
 // address returns the host and port at which the daemon listens.
 func (d *testDaemon) address() string {
 	return strings.Trim(strings.TrimPrefix(d.URL, "http:"), "/")
-}
-
-// raw sends bytes unchanged and reads the answer.
-func (d *testDaemon) raw(t *testing.T, request string) answer {
-	t.Helper()
-	conn, err := net.Dial("tcp", d.address())
-	must(t, err)
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(bodyTimeout + patience))
-	io.WriteString(conn, request)
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Errorf("%.120q: %v", request, err)
-		return answer{}
-	}
-	return readAnswer(t, res)
-}
-
-// checkError checks an answer that is an error: its status, its form, its headers.
-func checkError(t *testing.T, what string, a answer, status int) {
-	t.Helper()
-	wantStatus(t, what, a, status)
-	if a.Status != status {
-		return
-	}
-	check(t, what+": the body has an error",
-		stringField(a.Body, "error") != "", true)
-	checkContains(t, what+": Content-Type", a.Header.Get("Content-Type"), "application/json")
-	checkHeaders(t, what, a)
-}
-
-// checkHeaders checks the headers that every answer to a delivery has.
-func checkHeaders(t *testing.T, what string, a answer) {
-	t.Helper()
-	check(t, what+": X-Content-Type-Options", a.Header.Get("X-Content-Type-Options"), "nosniff")
-	check(t, what+": it has a request id", a.Header.Get(requestIDHeader) != "", true)
-}
-
-// runs returns how often a module's tool was called.
-func (d *testDaemon) runs(t *testing.T, module, tool string) int {
-	t.Helper()
-	a := d.deliver(t, module+"/handleRuns", `{}`, shown)
-	n, _ := strconv.Atoi(string(field(a.Body, tool)))
-	return n
-}
-
-// What lists of tools contain: in all of twoProjects, in its folders, or what a
-// request gets that is refused.
-const (
-	seesAll   = "a_pid a_sleep a_x b_x c_x"
-	seesProj  = "a_pid a_sleep a_x"
-	seesOther = "b_x"
-	seesNone  = ""
-)
-
-// projects is a daemon over twoProjects, which has looked at its modules.
-type projects struct {
-	*testDaemon
-	t       *testing.T
-	options daemonOptions
-	dir     string
-}
-
-func startProjects(t *testing.T, flags ...string) *projects {
-	t.Helper()
-	return daemonOptions{}.startProjects(t, flags...)
-}
-
-func (o daemonOptions) startProjects(t *testing.T, flags ...string) *projects {
-	t.Helper()
-	o.base = t.TempDir()
-	p := &projects{t: t, options: o, dir: twoProjects(t)}
-	p.testDaemon = o.startReady(t, p.dir, flags...)
-	return p
-}
-
-// restart stops the daemon and starts it again; clients of it go on.
-func (p *projects) restart(flags string, clients ...*testClient) {
-	p.t.Helper()
-	p.stop(p.t)
-	p.testDaemon = p.options.startReady(p.t, p.dir, strings.Fields(flags)...)
-	for _, c := range clients {
-		c.URL = p.URL
-	}
-}
-
-// code makes a claim for a folder, and returns its code.
-func (p *projects) code(folder string) string {
-	p.t.Helper()
-	return newCode(p.t, p.Base, p.dir+folder)
-}
-
-func (p *projects) revoke(code string) {
-	p.t.Helper()
-	revoke(p.t, p.Base, Code(code))
-}
-
-// session begins a session by a request that present changes.
-func (p *projects) session(present ...presenter) *testClient {
-	p.t.Helper()
-	c, _ := openSession(p.t, p.URL, present...)
-	return c
-}
-
-// checkSees checks what a request of a session that present changes lists.
-func checkSees(t *testing.T, what string, c *testClient, want string, present ...presenter) {
-	t.Helper()
-	check(t, what, listTools(c, present...), want)
 }
 
 // fakeClient is a client of a daemon.

@@ -34,12 +34,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -244,31 +242,6 @@ func folderNames(t testing.TB, dir string) []string {
 	return names
 }
 
-// usher runs a command in this process, with a base folder of its own unless -base names one.
-func usher(t *testing.T, args ...string) (stdout, stderr string, code int) {
-	t.Helper()
-	return usherIn(t, nil, "", args...)
-}
-
-// usherIn is usher with an environment and a stdin.
-func usherIn(
-	t *testing.T, env map[string]string, stdin string, args ...string,
-) (stdout, stderr string, code int) {
-	t.Helper()
-	var out, errs bytes.Buffer
-	all := map[string]string{"USHER_BASE": t.TempDir()}
-	maps.Copy(all, env)
-	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs, lookupIn(all))
-	return out.String(), errs.String(), code
-}
-
-// callSays returns what usher call prints, on both streams, without what it says while it waits.
-func callSays(t *testing.T, base, dir string, args ...string) string {
-	t.Helper()
-	out, errs, _ := usher(t, append([]string{"call", "-base", base, "-dir", dir}, args...)...)
-	return building.ReplaceAllString(out+errs, "")
-}
-
 // check reports how got differs from want; what names it. An error may wrap the wanted one.
 func check[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
@@ -295,28 +268,6 @@ func checkOmits[T ~[]byte | ~string](t testing.TB, what string, text T, unwanted
 			t.Errorf("%s: unwanted %q in %s", what, s, clipText(string(text), 2000))
 		}
 	}
-}
-
-// building matches what commands say while they wait for a module.
-var building = regexp.MustCompile(`(?m)^usher: waiting for .*…\n`)
-
-// wantUsher runs a command, checks its status, and that stdout or, if it fails, stderr
-// contains a text. It returns stdout.
-func wantUsher(t *testing.T, code int, says string, args ...string) string {
-	t.Helper()
-	out, errs, got := usher(t, args...)
-	what := "usher " + strings.Join(args, " ")
-	if got != code {
-		t.Errorf("%s: status %d, want %d: %s%s", what, got, code, out, errs)
-	}
-	if code == 0 {
-		check(t, what+": stderr", building.ReplaceAllString(errs, ""), "")
-		checkContains(t, what, out, says)
-	} else {
-		check(t, what+": stdout", out, "")
-		checkContains(t, what, errs, says)
-	}
-	return out
 }
 
 // slowTests returns full if USHER_SLOW is set, else quick.

@@ -3,13 +3,50 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 )
+
+var guarded = map[string]string{webhookSecretVar: testSecret}
+
+// shown is the header with the secret.
+const shown = secretHeader + ": " + testSecret
+
+// deliver posts a JSON body.
+func (d *testDaemon) deliver(t *testing.T, path, body string, headers ...string) answer {
+	t.Helper()
+	return d.send(t, "POST", path, body,
+		append([]string{"Content-Type: application/json"}, headers...)...)
+}
+
+// checkHeaders checks the headers that every answer to a delivery has.
+func checkHeaders(t *testing.T, what string, a answer) {
+	t.Helper()
+	check(t, what+": X-Content-Type-Options", a.Header.Get("X-Content-Type-Options"), "nosniff")
+	check(t, what+": it has a request id", a.Header.Get(requestIDHeader) != "", true)
+}
+
+// checkError checks an answer that is an error: its status, its form, its headers.
+func checkError(t *testing.T, what string, a answer, status int) {
+	t.Helper()
+	wantStatus(t, what, a, status)
+	if a.Status != status {
+		return
+	}
+	check(t, what+": the body has an error",
+		stringField(a.Body, "error") != "", true)
+	checkContains(t, what+": Content-Type", a.Header.Get("Content-Type"), "application/json")
+	checkHeaders(t, what, a)
+}
 
 // A method has the path of its tag, else of its name if that begins with handle. No other
 // path is served.
@@ -140,6 +177,30 @@ func TestWebhookPathsAreUnique(t *testing.T) {
 	})
 }
 
+func readAnswer(t *testing.T, res *http.Response) answer {
+	t.Helper()
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	must(t, err)
+	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}
+}
+
+// raw sends bytes unchanged and reads the answer.
+func (d *testDaemon) raw(t *testing.T, request string) answer {
+	t.Helper()
+	conn, err := net.Dial("tcp", d.address())
+	must(t, err)
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(bodyTimeout + patience))
+	io.WriteString(conn, request)
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Errorf("%.120q: %v", request, err)
+		return answer{}
+	}
+	return readAnswer(t, res)
+}
+
 // A sender without the secret learns nothing from a path, however it is written: neither
 // whether it exists nor its clean form.
 func TestWebhookPathTellsNothing(t *testing.T) {
@@ -171,6 +232,26 @@ func TestWebhookPathTellsNothing(t *testing.T) {
 			check(t, "with the secret it is answered", a.Status == 200 || a.Status == 404, true)
 		})
 	}
+}
+
+const testSecret = "s3cret-7c1f"
+
+// send sends a delivery.
+func (d *testDaemon) send(t *testing.T, method, path, body string, headers ...string) answer {
+	t.Helper()
+	req, err := d.hookRequest(method, path, body, headers...)
+	must(t, err)
+	res, err := hookClient.Do(req)
+	must(t, err)
+	return readAnswer(t, res)
+}
+
+// runs returns how often a module's tool was called.
+func (d *testDaemon) runs(t *testing.T, module, tool string) int {
+	t.Helper()
+	a := d.deliver(t, module+"/handleRuns", `{}`, shown)
+	n, _ := strconv.Atoi(string(field(a.Body, tool)))
+	return n
 }
 
 // Checks come in one order, with and without the secret: each row fails all checks that the
@@ -400,4 +481,24 @@ func TestWebhookExposure(t *testing.T) {
 			checkOmits(t, "usher serve", said, testSecret)
 		})
 	}
+}
+
+// hookClient follows no redirect: there must be none.
+var hookClient = &http.Client{
+	Timeout: 2 * patience,
+	CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	},
+}
+
+// hookRequest returns a request to a path below /webhook/. Headers are "Name: value".
+// There is no content type unless one is given.
+func (d *testDaemon) hookRequest(method, path, body string, headers ...string) (*http.Request, error) {
+	req, err := http.NewRequest(method, d.URL+"webhook/"+path, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header = headerOf(headers...)
+	req.Host = req.Header.Get("Host") // if it is empty, net/http takes the URL's
+	return req, nil
 }
