@@ -203,6 +203,9 @@ func TestLogSaysWhatWasSent(t *testing.T) {
 			c.Modern("tools/call", `{"name":"m_x","arguments":{"n":1,"_webhook":{}}}`, proxied)
 			c.Modern("tools/call", `{"name":"m_x","arguments":{"n":"`+long+`"}}`, proxied)
 			d.deliver(t, "m/handleIt", `{"n":2,"_x":3}`, "X-Forwarded-For: 203.0.113.9, 10.0.0.1")
+			await(t, "three records", func() bool { // each is written after its answer
+				return len(regexp.MustCompile(sentBy).FindAllString(d.Log.String(), -1)) >= 3
+			})
 			log := d.Log.String()
 			checkOmits(t, "the log", log, append(tt.omitted, "_webhook")...)
 			check(t, "records with addresses", len(regexp.MustCompile(sentBy).FindAllString(log, -1)), 3)
