@@ -519,8 +519,10 @@ const TYPE_NAME =
 const SPACE = /(?:\s+|\/\/.*|\/\*[^]*?(?:\*\/|$))*/y
 const NUMBER = /\.?\d[\w.]*/
 const NAME = /[\p{ID_Continue}$]+/u
-const STRING = /'(?:[^\\'\n]|\\[^])*'|"(?:[^\\"\n]|\\[^])*"/
-const TEMPLATE = /`(?:[^\\`$]|\\[^]|\$(?!\{)|\$\{(?:'.*?'|".*?"|[^}])*\})*`/
+// The quotation marks are \x22, \x27 and \x60.
+const STRING = /\x27(?:[^\\\x27\n]|\\[^])*\x27|\x22(?:[^\\\x22\n]|\\[^])*\x22/
+const TEMPLATE =
+  /\x60(?:[^\\\x60$]|\\[^]|\$(?!\{)|\$\{(?:\x27.*?\x27|\x22.*?\x22|[^}])*\})*\x60/
 // TOKEN matches one of these or a mark, and nothing at the end of the text.
 const TOKEN = new RegExp(
   [NUMBER, NAME, STRING, TEMPLATE, /=>|\.\.\.|[^]|$/].map(kind => kind.source).join('|'),
@@ -543,6 +545,7 @@ class Source {
   // The text without types. Node blanks them, so offsets are the same as in the text.
   js = withoutTypes()
   types = new Map() // aliases and interfaces by name: where the name ends, and the comment
+  open = new Set() // types that are being written out
   pos = 0 // where reading continues
 
   constructor() {
@@ -640,7 +643,7 @@ class Source {
   // firstComment returns the comment at the beginning of the file, unless it documents
   // a function that is no method.
   firstComment() {
-    const start = /^(#!.*)?\s*(['"]use strict['"];?)?/.exec(text)[0].length
+    const start = /^(#!.*)?\s*([\x22\x27]use strict[\x22\x27];?)?/.exec(text)[0].length
     const lines = []
     let end = start
     for (const [all, comment] of text.slice(start).matchAll(COMMENTS)) {
@@ -669,18 +672,14 @@ class Source {
   // notes each @param.
   method(name, run, { doc, params }) {
     this.name = name
-    this.open = new Set() // types that are being written out
-    this.recursive = new Set() // types that contain themselves
-    this.defs = Object.create(null)
     const tags = paramDocs(doc)
     const docs = tags.filter(({ tag }) => /^(param|arg)/.test(tag))
     const list = this.parameters(params, run.length)
     this.match(list, docs)
     const [one] = list
-    const isObject = list.length === 1 && this.takesObject(one)
+    const isObject = list.length === 1 && takesObject(one)
     const schema = isObject ? this.oneObject(one, docs) : this.byName(list)
     if (!schema) return
-    if (Object.keys(this.defs).length > 0) schema.$defs = this.defs
     const lines = tags.map(({ line, used }) => (used ? line.replace(/@\w+/, '@prop') : line))
     const description = lines.join('').trim()
     const tool = { name, ...(description && { description }), inputSchema: schema }
@@ -752,7 +751,7 @@ class Source {
     if (doc) {
       const isTyped = !doc.type || (own && !isAny(own))
       const read = () => this.elsewhere(doc.type, 0, () => this.type())
-      const typed = isTyped ? {} : this.written(this.reading(name, read))
+      const typed = isTyped ? {} : this.reading(name, read)
       // A pattern takes nothing apart that is no object.
       doc.used = !p.fields || isAny(typed) || typed.type === 'object'
       schema = { ...typed, ...own }
@@ -760,7 +759,7 @@ class Source {
       if (doc.value !== undefined) schema.default = doc.value
       if (doc.optional) schema[MISSING] = true
     }
-    if (p.fields) schema = withFields(this.written(schema ?? {}), p)
+    if (p.fields) schema = withFields(schema ?? {}, p)
     const isList = schema?.type === 'array'
     const whole = { ...(isList ? schema.items : schema) }
     const isOpen = !whole.properties || p.takesRest
@@ -777,23 +776,14 @@ class Source {
       const own = schema.properties?.[key]
       if (!/^[^.[]+$/.test(key) || (!own && !mayAdd(key))) continue
       const part = this.described(name, own, docs)
-      schema.type = 'object'
-      schema.properties ??= Object.create(null)
-      schema.properties[key] = part
+      addMember(schema, key, part)
       if (!own || part[MISSING]) setRequired(schema, key, !part[MISSING])
     }
   }
 
-  // takesObject reports whether an object may be passed for a parameter.
-  takesObject({ name, fields, rest, schema = {} }) {
-    const { type, anyOf } = this.written(schema)
-    return fields || rest || (type ? type === 'object' : !anyOf && name !== '_webhook')
-  }
-
   // oneObject returns the schema of the object that a function takes.
   oneObject(p, docs) {
-    let schema = { ...this.written(p.schema ?? {}) }
-    if (schema.type !== 'object') schema = { type: 'object' }
+    const schema = p.schema?.type === 'object' ? { ...p.schema } : { type: 'object' }
     delete schema.description // the tool has one
     this.addMembers(schema, '', docs, () => p.takesRest)
     if (!schema.properties && !schema.additionalProperties) {
@@ -810,8 +800,8 @@ class Source {
     for (const { key, name, schema: own, rest, value, optional } of list) {
       if (name === '_webhook') continue
       if (!key || !own) bare.push(key ?? '{ … }')
-      const isWrapped = rest && own?.type !== 'array'
-      schema.properties[key] = isWrapped ? { type: 'array', items: own } : { default: value, ...own }
+      const isItem = rest && own?.type !== 'array'
+      schema.properties[key] = isItem ? { type: 'array', items: own } : { default: value, ...own }
       if (!optional && !own?.[MISSING]) setRequired(schema, key, true)
     }
     if (bare.length === 0) return schema
@@ -876,7 +866,7 @@ class Source {
   // key returns the name of a property, undefined if the token is none.
   key() {
     const { token } = this.token()
-    if (/^['"]./.test(token)) return token.slice(1, -1).replace(/\\(.)/g, '$1')
+    if (/^[\x22\x27]./.test(token)) return token.slice(1, -1).replace(/\\(.)/g, '$1')
     return NAME.test(token) && !token.startsWith('`') ? token : undefined
   }
 
@@ -903,12 +893,6 @@ class Source {
     return found
   }
 
-  // written returns the definition that a schema refers to, or else the schema.
-  written(schema) {
-    if (!schema.$ref) return schema
-    return this.defs[schema.$ref.slice('#/$defs/'.length)] ?? {}
-  }
-
   // list reads items with a separator between them. One may precede the first item.
   list(separator, read) {
     const items = []
@@ -924,14 +908,14 @@ class Source {
 
   intersection() {
     const parts = this.list('&', () => this.postfix())
-    return parts.length === 1 ? parts[0] : merged(parts.map(part => this.written(part)))
+    return parts.length === 1 ? parts[0] : merged(parts)
   }
 
   postfix() {
     let schema = this.primary()
     while (this.is('[') && !this.onNewLine()) {
       this.take()
-      const { properties, items } = this.written(schema)
+      const { properties, items } = schema
       const isList = this.is(']')
       const { enum: keys } = this.type(']')
       if (isList) schema = { type: 'array', items: schema }
@@ -995,7 +979,7 @@ class Source {
       case 'record':
         return { type: 'object', additionalProperties: args[1] }
       case 'partial':
-        return { ...this.written(args[0] ?? {}), required: undefined }
+        return { ...args[0], required: undefined }
       case 'readonly':
         return args[0] ?? {}
     }
@@ -1006,24 +990,22 @@ class Source {
   // constant returns the type of a list of texts that the file declares as const.
   constant(name) {
     const list = new RegExp(`\\bconst ${name} = \\[([^\\]]*?),?\\s*\\] as const`).exec(text)?.[1]
-    const choices = (list ?? 'typeof').replace(/(?<=['"]\s*),/g, '|')
+    const choices = (list ?? 'typeof').replace(/(?<=[\x22\x27]\s*),/g, '|')
     return { type: 'array', items: this.elsewhere(choices, 0, () => this.type()) }
   }
 
-  // declared returns the schema of a type that the file declares. A type that contains
-  // itself becomes a definition, which is referred to. Every other type is written out.
+  // declared returns the schema of a type that the file declares. Inside of itself, the type
+  // is any value.
   declared(name, { at, doc, docs }) {
-    const ref = { $ref: '#/$defs/' + name }
-    if (this.open.has(name)) this.recursive.add(name)
-    if (this.open.has(name) || this.defs[name]) return ref
+    if (this.open.has(name)) {
+      this.unknown = `${name} inside of itself`
+      return {}
+    }
     this.open.add(name)
     const read = () => this.elsewhere(text, at, () => this.declaration(name))
-    let schema = docs ? this.described(name, {}, docs) : read()
+    const schema = docs ? this.described(name, {}, docs) : read()
     this.open.delete(name)
-    if (doc) schema = { ...schema, description: doc }
-    if (!this.recursive.has(name)) return schema
-    this.defs[name] = schema
-    return ref
+    return doc ? { ...schema, description: doc } : schema
   }
 
   // declaration reads what follows the name of a type.
@@ -1033,17 +1015,14 @@ class Source {
       this.unknown ||= name
       return {}
     }
-    const read = () => this.written(this.postfix())
-    const bases = this.eat('extends') ? this.list(',', read) : []
+    const bases = this.eat('extends') ? this.list(',', () => this.postfix()) : []
     const known = bases.filter(base => base.properties)
     return merged([...known, this.object()])
   }
 
   // object reads { a: string; b?: number }.
   object() {
-    const properties = Object.create(null)
-    const required = []
-    let rest // the schema of [key: string]: T
+    const schema = { type: 'object' }
     this.take()
     while (!this.eat('}', '')) {
       if (this.eat(';', ',')) continue
@@ -1057,16 +1036,19 @@ class Source {
       const isMethod = this.is('(', '<')
       this.eat(':')
       const part = this.reading(key, () => this.type(';', ',', '}', '\n'))
-      if (isIndex) rest = part
+      if (isIndex) schema.additionalProperties = part
       if (key === undefined || isMethod) continue
       const doc = flat(this.docAbove(start) || this.lineComment())
-      properties[key] = { ...part, description: doc || part.description }
-      if (!optional && !part[MISSING]) required.push(key)
+      addMember(schema, key, { ...part, description: doc || part.description })
+      setRequired(schema, key, !optional && !part[MISSING])
     }
-    const schema = objectSchema(properties, required)
-    if (rest && Object.keys(properties).length === 0) delete schema.properties
-    return { ...schema, additionalProperties: rest }
+    return schema
   }
+}
+
+// takesObject reports whether an object may be passed for a parameter.
+function takesObject({ name, fields, rest, schema: { type, anyOf } = {} }) {
+  return fields || rest || (type ? type === 'object' : !anyOf && name !== '_webhook')
 }
 
 // withFields returns the schema of an object with the fields that a pattern takes out of it.
@@ -1080,6 +1062,13 @@ function withFields({ properties, ...schema }, { fields, typed }) {
   return whole
 }
 
+// addMember adds a member of an object to its schema.
+function addMember(schema, key, part) {
+  schema.type = 'object'
+  schema.properties ??= Object.create(null)
+  schema.properties[key] = part
+}
+
 // setRequired says whether an object's member is required.
 function setRequired(schema, key, isRequired) {
   const others = (schema.required ?? []).filter(other => other !== key)
@@ -1089,18 +1078,14 @@ function setRequired(schema, key, isRequired) {
 
 // isAny reports whether a schema accepts any value.
 function isAny(schema) {
-  return !schema.type && !schema.$ref && !schema.anyOf
+  return !schema.type && !schema.anyOf
 }
 
 // literal returns the value of a literal, undefined for other code.
 function literal(code) {
   try {
-    return JSON.parse(code.trim().replace(/^'([^'"\\]*)'$/, '"$1"')) ?? undefined
+    return JSON.parse(code.trim().replace(/^\x27([^\x22\x27\\]*)\x27$/, '"$1"')) ?? undefined
   } catch {}
-}
-
-function objectSchema(properties, required) {
-  return { type: 'object', properties, required: required.length > 0 ? required : undefined }
 }
 
 // joined returns the union of schemas.
@@ -1124,10 +1109,10 @@ function merged(parts) {
   if (parts.length === 1) return parts[0]
   const objects = parts.filter(s => s.properties)
   if (objects.length === 0) return {}
-  const properties = Object.create(null)
-  for (const object of objects) Object.assign(properties, object.properties)
-  const required = [...new Set(objects.flatMap(s => s.required ?? []))]
-  return objectSchema(properties, required)
+  const properties = Object.assign(Object.create(null), ...objects.map(s => s.properties))
+  const schema = { type: 'object', properties }
+  for (const key of objects.flatMap(s => s.required ?? [])) setRequired(schema, key, true)
+  return schema
 }
 
 // clean returns the text of a comment without its marks.
