@@ -98,13 +98,11 @@ func (s *goSource) place(at ast.Node) string {
 	return fmt.Sprintf("%s:%d", s.base, s.positions.Position(at.Pos()).Line)
 }
 
-// declareSpecs collects the comments of a declaration's types, and its constants.
+// declareSpecs collects the comments of a declaration's types, and its constants that have a type.
 func (s *goSource) declareSpecs(decl *ast.GenDecl) {
 	for _, spec := range decl.Specs {
-		if constant, ok := spec.(*ast.ValueSpec); ok && decl.Tok == token.CONST {
-			s.declareConstants(constant)
-		}
-		if spec, ok := spec.(*ast.TypeSpec); ok {
+		switch spec := spec.(type) {
+		case *ast.TypeSpec:
 			// The comment of an ungrouped type belongs to the declaration; a comment
 			// above a group belongs to no type.
 			doc := spec.Doc
@@ -112,22 +110,12 @@ func (s *goSource) declareSpecs(decl *ast.GenDecl) {
 				doc = decl.Doc
 			}
 			s.describe("main."+spec.Name.Name, spec.Type, doc, spec.Comment)
-		}
-	}
-}
-
-// declareConstants collects the constants of a specification that have a type, also one by a
-// conversion: Size("small").
-func (s *goSource) declareConstants(spec *ast.ValueSpec) {
-	kind := spec.Type
-	if len(spec.Values) == 1 {
-		if call, ok := spec.Values[0].(*ast.CallExpr); ok {
-			kind = call.Fun
-		}
-	}
-	for _, name := range spec.Names {
-		if _, hasType := kind.(*ast.Ident); hasType && name.Name != "_" {
-			s.constants = append(s.constants, name.Name)
+		case *ast.ValueSpec:
+			for _, name := range spec.Names {
+				if decl.Tok == token.CONST && spec.Type != nil && name.Name != "_" {
+					s.constants = append(s.constants, name.Name)
+				}
+			}
 		}
 	}
 }

@@ -1025,6 +1025,9 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	}
 	if err == nil {
 		l, err = l.resolve()
+		if err != nil {
+			err = processFault(s.Name, "can't start", err.Error())
+		}
 	}
 	if err != nil || !s.needsBuild() {
 		return l, err

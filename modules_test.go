@@ -58,7 +58,7 @@ func TestFoldersAreSearched(t *testing.T) {
 	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
 		"gone.usher\n  not hosted: no such file",
 		"no_line\" can't start: it must begin with a line such as #!/bin/sh\n",
-		"crlf\" can't start: its \"cwd\" or the program in its first",
+		"crlf\" can't start: the program in its first line",
 		"x.usher.rb\n  not hosted: unsupported file: want .usher, .usher.go, ")
 }
 

@@ -149,11 +149,9 @@ func partsVersion(paths []string) string {
 // from dir up to the outermost of served, or else a name to look up in PATH. Of an environment,
 // pythonFor also returns the real paths of this Python and of pyvenv.cfg.
 func pythonFor(dir string, served []string) (python string, files []string) {
-	inVenv := filepath.Join("bin", "python")
-	common := "python3"
 	for last := ""; last == "" || dir != last && isBelow(dir, served); last, dir = dir, filepath.Dir(dir) {
 		venv := filepath.Join(dir, ".venv")
-		own := filepath.Join(venv, inVenv)
+		own := filepath.Join(venv, "bin", "python")
 		if _, err := os.Stat(own); err != nil {
 			continue
 		}
@@ -164,7 +162,7 @@ func pythonFor(dir string, served []string) (python string, files []string) {
 		}
 		return own, files
 	}
-	return common, nil
+	return "python3", nil
 }
 
 // scriptBlock matches the block that lists the dependencies of a Python file (PEP 723).
@@ -230,14 +228,14 @@ func configModules(raw []byte, dir string) ([]source, error) {
 	bad, invalid := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
 	if invalid && bad.Offset > 0 {
 		line := bytes.Count(raw[:bad.Offset-1], []byte("\n")) + 1
-		return nil, fmt.Errorf("not valid JSON at line %d: %w", line, bad)
+		return nil, fmt.Errorf("not valid JSON at line %d: %w (no comments, no comma at the end)", line, bad)
 	}
 	if err := checkJSON(raw, "the file"); err != nil {
 		return nil, err
 	}
 	servers := members(raw).object("mcpServers")
 	if servers == nil {
-		return nil, errors.New(`want {"mcpServers": {"NAME": {"command": "…"}}}, not "servers"`)
+		return nil, errors.New(`it has no "mcpServers" (not "servers"): want {"mcpServers": {"NAME": {"command": "…"}}}`)
 	}
 	var list []source
 	for _, server := range servers {
@@ -282,6 +280,13 @@ func (s *source) readEntry(entry object, dir string) error {
 			s.Notes = append(s.Notes, fmt.Sprintf("unknown field %q is ignored", f.key))
 			continue
 		}
+		if parts := shellVariable.FindStringSubmatch(string(f.value)); parts != nil {
+			hint := fmt.Sprintf("%q: %s is not expanded: write ${%s}", f.key, parts[1], cmp.Or(parts[2], "HOME"))
+			if f.key != "args" && f.key != "env" {
+				return errors.New(hint)
+			}
+			s.Notes = append(s.Notes, hint)
+		}
 		text, err := expandVariables(string(f.value))
 		if err != nil {
 			return err
@@ -297,9 +302,6 @@ func (s *source) readEntry(entry object, dir string) error {
 	if !filepath.IsAbs(l.Dir) {
 		l.Dir = filepath.Join(dir, l.Dir)
 	}
-	if strings.HasPrefix(l.Path, "~") {
-		return fmt.Errorf("command %q: ~ is not expanded: write ${HOME}", l.Path)
-	}
 	if l.EnvFile != "" && !filepath.IsAbs(l.EnvFile) {
 		l.EnvFile = filepath.Join(dir, l.EnvFile)
 	}
@@ -310,24 +312,36 @@ func (s *source) readEntry(entry object, dir string) error {
 	return nil
 }
 
-// resolve returns l with the path of its program: a name is looked up in PATH, and a
-// relative path starts at the working directory. Its errors contain no path, as clients
-// may see them.
+// resolve returns l with the path of its program. A relative path starts at the working directory,
+// and a name is looked up in PATH: that of the entry's own environment, if it sets one. Errors may
+// contain paths.
 func (l launch) resolve() (launch, error) {
-	program, rest, _ := strings.Cut(l.Path, " ")
-	if filepath.Base(l.Path) != l.Path && !filepath.IsAbs(l.Path) {
-		l.Path = filepath.Join(l.Dir, l.Path)
+	if _, err := os.Stat(l.Dir); errors.Is(err, fs.ErrNotExist) {
+		return l, fmt.Errorf("the folder %s does not exist", l.Dir)
 	}
-	path, err := exec.LookPath(l.Path)
-	if err == nil {
-		l.Path = path
-		return l, nil
+	folders := filepath.SplitList(os.Getenv("PATH"))
+	for _, variable := range l.Env {
+		if own, ok := strings.CutPrefix(variable, "PATH="); ok {
+			folders = filepath.SplitList(own)
+		}
 	}
-	name := filepath.Base(program)
-	if rest != "" {
-		return l, fmt.Errorf(`command %q: "command" is only the program: the rest belongs in "args"`, name)
+	if filepath.Base(l.Path) != l.Path {
+		folders = []string{"/"}
+		if !filepath.IsAbs(l.Path) {
+			l.Path = filepath.Join(l.Dir, l.Path)
+		}
 	}
-	return l, fmt.Errorf("command %q: %s%s", name, errText(err), installHints[strings.TrimSuffix(name, "3")])
+	for _, folder := range folders {
+		if path, err := exec.LookPath(filepath.Join(folder, l.Path)); err == nil {
+			l.Path = path
+			return l, nil
+		}
+	}
+	hint := ""
+	if strings.Contains(l.Path, " ") {
+		hint = ` ("command" is only the program: the rest belongs in "args")`
+	}
+	return l, fmt.Errorf("%s does not exist, or can't be executed%s", l.Path, hint)
 }
 
 // withEnvFile returns l with the variables in its EnvFile. As clients may see the errors, they
@@ -361,19 +375,13 @@ func startError(err error) error {
 	case errors.Is(err, syscall.ENOEXEC):
 		return errors.New("it must begin with a line such as #!/bin/sh")
 	case errors.Is(err, fs.ErrNotExist):
-		return errors.New(`its "cwd" or the program in its first line is missing, or that line ends with \r`)
+		return errors.New(`the program in its first line is missing, or that line ends with \r`)
 	}
 	return err
 }
 
-const nodeHint = ": install Node.js, 20.19 or newer; TypeScript needs 22.18"
-
-// installHints say what to do if a program that many modules need is missing.
-var installHints = map[string]string{
-	"python": ": install Python 3.9 or newer; a .usher.py file also uses a .venv beside it",
-	"node":   nodeHint,
-	"npx":    nodeHint,
-}
+// shellVariable matches a text in JSON that begins with what only a shell expands.
+var shellVariable = regexp.MustCompile(`"(~|\$([A-Z_][A-Z0-9_]*))`)
 
 // variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a
 // client would ask its user for.
@@ -528,7 +536,7 @@ func (s *scan) folder(path string) {
 
 // foreignModule matches the name of a module in another language, but not names such as x.usher.go~
 // and x.usher.go.bak, which editors give to copies.
-var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[a-z]+$`)
+var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[A-Za-z]+$`)
 
 // unsearched matches a path through a folder that is not searched.
 var unsearched = regexp.MustCompile(`(^|/)(\.[^/]*|node_modules|vendor)/`)

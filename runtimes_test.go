@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -60,8 +61,16 @@ func TestConfigIsExpanded(t *testing.T) {
 			`{"command":"x","args":["${env:HOME}/y","${env:NO:-d}"]}`, "x /h/y|d"},
 		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`,
 			"can't expand ${input:api-key}"},
-		{"what a shell would replace", `{"command":"$x","args":["$HOME/y","a$1","~"]}`,
-			`$x $HOME/y|a$1|~`},
+		{"what looks like a variable", `{"command":"$x","args":["$5","a$HOME","$"]}`, `$x $5|a$HOME|$`},
+		{"what a shell would replace in arguments", `{"command":"x","args":["a","$HOME/y"]}`,
+			`x a|$HOME/y  "args": $HOME is not expanded: write ${HOME}`},
+		{"what a shell would replace in the environment", `{"command":"x","env":{"A":"~/y"}}`,
+			`x  A=~/y "env": ~ is not expanded: write ${HOME}`},
+		{"a command of a shell", `{"command":"$HOME/bin/tool"}`,
+			`"command": $HOME is not expanded: write ${HOME}`},
+		{"a command at home", `{"command":"~/bin/tool"}`, `"command": ~ is not expanded: write ${HOME}`},
+		{"a folder of a shell", `{"command":"x","cwd":"$PROJECT_1/y"}`,
+			`"cwd": $PROJECT_1 is not expanded: write ${PROJECT_1}`},
 		{"no command", `{"args":[]}`, `no "command"`},
 		{"a server elsewhere", `{"type":"http","url":"http://x"}`,
 			`"args": ["-y", "mcp-remote", URL]`},
@@ -103,32 +112,64 @@ func TestConfigIsExpanded(t *testing.T) {
 	check(t, "a good name", list[1].Invalid, nil)
 }
 
-// The error of a .mcp.json that can't be read names the line.
+// The error of a .mcp.json that can't be read names the line, and what is often wrong there.
 func TestConfigErrorNamesTheLine(t *testing.T) {
+	const key = " looking for beginning of object key string (no comments, no comma at the end)"
 	for raw, want := range map[string]string{
 		``:                                "unexpected end",
-		`{"servers":{}}`:                  `not "servers"`,
-		"{\n // no\n}":                    "at line 2: invalid character '/'",
-		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3: ",
+		`{"servers":{}}`:                  `it has no "mcpServers" (not "servers"): want {"mcp`,
+		`{"a":{"command":"x"}}`:           `it has no "mcpServers"`,
+		"{\n // no\n}":                    "at line 2: invalid character '/'" + key,
+		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3: invalid character '}'" + key,
 	} {
 		_, err := configModules([]byte(raw), "/w")
 		checkContains(t, raw, fmt.Sprint(err), want)
 	}
 }
 
-// The error for a program that is not installed says what to install, without a path.
+// The error for a program or folder that does not exist names it, with its whole path. Clients don't
+// see it.
 func TestMissingProgramIsExplained(t *testing.T) {
-	t.Setenv("PATH", t.TempDir())
-	const missing = ": executable file not found in $PATH"
-	const python = ": install Python 3.9 or newer; a .usher.py file also uses a .venv beside it"
-	for program, want := range map[string]string{
-		"python3":           `command "python3"` + missing + python,
-		"npx -y @scope/foo": `command "npx": "command" is only the program: the rest belongs in "args"`,
-		"/w/bin/gone":       `command "gone": no such file or directory`,
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	write(t, dir+"/my apps/tool", "#!/bin/sh\n")
+	must(t, os.Chmod(dir+"/my apps/tool", 0o700))
+	write(t, dir+"/plain", "")
+	must(t, os.Chmod(dir+"/plain", 0o600))
+	const missing = " does not exist, or can't be executed"
+	const onlyProgram = ` ("command" is only the program: the rest belongs in "args")`
+	for _, tt := range []struct {
+		program, folder string
+		env             []string
+		want            string
+	}{
+		{"python3", "", nil, "python3" + missing},
+		{"npx -y foo", "", nil, "npx -y foo" + missing + onlyProgram},
+		{"/bin/sh -c x", "", nil, "/bin/sh -c x" + missing + onlyProgram},
+		{"/opt/absent/bin/python", "", nil, "/opt/absent/bin/python" + missing},
+		{"/opt/My Apps/node", "", nil, "/opt/My Apps/node" + missing + onlyProgram},
+		{"./absent", "", nil, dir + "/absent" + missing},
+		{dir + "/plain", "", nil, dir + "/plain" + missing},
+		{"tool", dir + "/absent", nil, "the folder " + dir + "/absent does not exist"},
+		{dir + "/my apps/tool", "", nil, dir + "/my apps/tool"},
+		{"./my apps/tool", "", nil, dir + "/my apps/tool"},
+		{"tool", "", []string{"PATH=/none:" + dir + "/my apps"}, dir + "/my apps/tool"},
+		{"tool", "", []string{"PATH=" + dir + "/my apps", "PATH=/none"}, "tool" + missing},
+		{"sh", "", []string{"PATH=/none"}, "sh" + missing},
 	} {
-		_, err := launch{Path: program, Dir: "/w"}.resolve()
-		check(t, program, fmt.Sprint(err), want)
+		l, err := launch{Path: tt.program, Dir: cmp.Or(tt.folder, dir), Env: tt.env}.resolve()
+		got := l.Path
+		if err != nil {
+			got = err.Error()
+		}
+		check(t, fmt.Sprint(tt.program, tt.env), got, tt.want)
 	}
+	write(t, dir+"/.mcp.json", `{"mcpServers":{"gone":{"command":"/opt/absent/tool"}}}`)
+	d := startDaemon(t, dir)
+	d.awaitLog(t, "/opt/absent/tool does not exist")
+	told := connect(t, d.URL).Call("gone_x", "").Text()
+	checkContains(t, "the client's error", told, `can't start: see usher modules`)
+	checkOmits(t, "the client's error", told, "/opt")
 	links := &os.LinkError{Op: "rename", Old: "/w/a", New: "/w/b", Err: fs.ErrNotExist}
 	check(t, "links without paths", errText(fmt.Errorf("%w", links)), fs.ErrNotExist.Error())
 }

@@ -131,14 +131,9 @@ func (s *shellScript) manifest(functions []string) *manifest {
 	}
 	for _, f := range s.docs {
 		name := shellMethod(f.key)
-		problem := ""
-		if !slices.Contains(functions, f.key) || slices.Contains(notMethods, name) {
-			problem = filepath.Base(s.shell) + " can't call a function of this name"
-		} else if same[name] > 1 {
-			problem = "another function is " + name + " too"
-		}
-		if problem != "" {
-			m.Problems = append(m.Problems, f.key+": "+problem+": rename it")
+		if !slices.Contains(functions, f.key) || slices.Contains(notMethods, name) || same[name] > 1 {
+			problem := "%s: %s can't call a function of this name, or another is %s too: rename it"
+			m.Problems = append(m.Problems, fmt.Sprintf(problem, f.key, filepath.Base(s.shell), name))
 			continue
 		}
 		m.Lists["tools"] = append(m.Lists["tools"], object{

@@ -197,8 +197,8 @@ func TestShellLibrary(t *testing.T) {
 		"    library_own                           Runs in a shell of its own.",
 		"  note: count: it uses $1, but has no @param",
 		"  note: drop: it uses $1, but has no @param",
-		"  note: a.b: another function is a_b too: rename it",
-		"  note: a::b: another function is a_b too: rename it",
+		"  note: a.b: bash can't call a function of this name, or another is a_b too: rename it",
+		"  note: a::b: bash can't call a function of this name, or another is a_b too: rename it",
 	} {
 		checkContains(t, "usher modules", out, line+"\n")
 	}

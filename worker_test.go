@@ -64,7 +64,7 @@ func TestStartErrorIsNamed(t *testing.T) {
 	const exited = "exited at startup (exit status 1): "
 	checkContains(t, "usher modules", out, exited+"Error: Cannot find module\n",
 		exited+"pkg.OddError [X]: oh no\n", exited+"panic: no key\n",
-		"Node.js v22", `command "~/bin/foo": ~ is not expanded: write ${HOME}`)
+		"Node.js v22", `"command": ~ is not expanded: write ${HOME}`)
 	check(t, "stacks", strings.Count(out, "at five"), 1) // nothing names the error
 }
 
