@@ -10,16 +10,16 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math/big"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -89,7 +89,8 @@ func parseMessage(raw []byte) (*Message, error) {
 		_ = json.Unmarshal(e, m.Err)
 	}
 	id := o.get("id")
-	if isID(id) {
+	_, isInteger := integerOf(id)
+	if len(id) <= maxID && (isInteger || bytes.HasPrefix(id, []byte{'"'})) {
 		m.ID = id
 	}
 	var problem string
@@ -124,87 +125,46 @@ func isNone(raw json.RawMessage) bool {
 // isTrue reports whether a member is true.
 func isTrue(raw json.RawMessage) bool { return string(raw) == "true" }
 
-// isID reports whether a value may be the id of a request: a string or an integer.
-func isID(value json.RawMessage) bool {
-	_, isInteger := integerOf(value)
-	isInteger = isInteger || consistsOf(strings.TrimPrefix(string(value), "-"), "0123456789")
-	isText := bytes.HasPrefix(value, []byte{'"'})
-	return value != nil && len(value) <= maxID && (isInteger || isText)
-}
-
-// idKey returns the same text for ids that are the same integer or string, however they are
-// written.
+// idKey returns the same text for ids that are the same integer, however they are written.
 func idKey(id json.RawMessage) string {
 	if digits, ok := integerOf(id); ok {
 		return digits
 	}
-	if text, ok := unquote(id); ok {
-		return string(quote(text))
-	}
 	return string(id)
 }
 
-// maxDigits is the number of digits up to which an integer is written out.
-const maxDigits = 400
+// number matches the JSON numbers that integerOf reads.
+var number = regexp.MustCompile(`^-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,3})?$`)
 
 // integerOf returns the digits of a JSON number that is an integer, however it is written: 3 for
-// 3.0 and 30e-1. It returns false for other values, and for an integer of more than maxDigits
-// digits.
+// 3.0 and 30e-1. It returns false for other values, and for more than 400 digits.
 func integerOf(value json.RawMessage) (digits string, ok bool) {
-	text, isNegative := strings.CutPrefix(string(value), "-")
-	if text == "" || text[0] < '0' || text[0] > '9' {
+	if n, err := strconv.Atoi(string(value)); err == nil { // it is usually one
+		return strconv.Itoa(n), true
+	}
+	if !number.Match(value) {
 		return "", false
 	}
-	mantissa, exponent, _ := strings.Cut(strings.ToLower(text), "e")
-	whole, fraction, _ := strings.Cut(mantissa, ".")
-	all := strings.TrimLeft(whole+fraction, "0")
-	digits = strings.TrimRight(all, "0")
-	if digits == "" {
-		return "0", true
-	}
-	power, err := strconv.Atoi(cmp.Or(exponent, "0"))
-	zeros := power - len(fraction) + len(all) - len(digits)
-	if err != nil || zeros < 0 || zeros > maxDigits-len(digits) {
-		return "", false
-	}
-	digits += strings.Repeat("0", zeros)
-	if isNegative {
-		digits = "-" + digits
-	}
-	return digits, true
+	n, _ := new(big.Rat).SetString(string(value))
+	digits = n.Num().String()
+	return digits, n.IsInt() && len(digits) <= 400
 }
 
-// replaceSurrogates replaces each escape of half a surrogate pair in a JSON text, in place, by
-// U+FFFD: no UTF-8 can contain it, and some decoders refuse the whole text because of it.
-func replaceSurrogates(raw []byte) {
-	for {
-		begin := bytes.IndexByte(raw, '\\')
-		if begin < 0 {
-			return
-		}
-		raw = raw[begin:]
-		first := escapedUnit(raw)
-		switch {
-		case !utf16.IsSurrogate(first):
-			raw = raw[min(2, len(raw)):]
-		case utf16.DecodeRune(first, escapedUnit(raw[6:])) != utf8.RuneError:
-			raw = raw[12:]
-		default:
-			raw = raw[copy(raw, `\ufffd`):]
-		}
-	}
-}
+// escapes matches the escapes in a JSON text: pairs of surrogates, half pairs, and others.
+var escapes = regexp.MustCompile(`\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..|\\.`)
 
-// escapedUnit returns the UTF-16 unit whose escape a text begins with, or -1.
-func escapedUnit(text []byte) rune {
-	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
-		return -1
+// replaceSurrogates returns a JSON text with U+FFFD in place of each half of a surrogate pair: no
+// UTF-8 can contain it, and some decoders refuse the whole text because of it.
+func replaceSurrogates(raw []byte) []byte {
+	if !bytes.Contains(raw, []byte(`\u`)) {
+		return raw
 	}
-	unit, err := strconv.ParseUint(string(text[2:6]), 16, 16)
-	if err != nil {
-		return -1
-	}
-	return rune(unit)
+	return escapes.ReplaceAllFunc(raw, func(escape []byte) []byte {
+		if len(escape) == len(`\ufffd`) {
+			return []byte(`\ufffd`)
+		}
+		return escape
+	})
 }
 
 // checkJSON returns an error unless raw is one valid JSON value in valid UTF-8, which

@@ -116,7 +116,7 @@ func FuzzIntegerOf(f *testing.F) {
 		var want string
 		var isInteger bool
 		if r, isNumber := new(big.Rat).SetString(string(raw)); isNumber && len(power) < 5 {
-			isInteger = raw[0] != '"' && r.IsInt() && len(r.Num().Text(10)) <= maxDigits
+			isInteger = raw[0] != '"' && r.IsInt() && len(r.Num().Text(10)) <= 400
 			want = r.Num().Text(10)
 		} else if len(power) >= 5 {
 			return // math/big would need too much memory
@@ -139,7 +139,6 @@ func TestIDKey(t *testing.T) {
 		{"18446744073709551617", "18446744073709551617.0", true},
 		{"18446744073709551617", "18446744073709551616", false},
 		{"2", `"2"`, false},
-		{`"a"`, `"\u0061"`, true},
 		{`"2.0"`, `"2"`, false},
 	} {
 		equal := idKey(json.RawMessage(tt.a)) == idKey(json.RawMessage(tt.b))
@@ -164,8 +163,7 @@ func TestReplaceSurrogates(t *testing.T) {
 		{`\`, `\`},
 		{`\udxyz`, `\udxyz`},
 	} {
-		got := []byte(tt[0])
-		replaceSurrogates(got)
+		got := replaceSurrogates([]byte(tt[0]))
 		check(t, tt[0], string(got), tt[1])
 	}
 }

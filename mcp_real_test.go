@@ -136,6 +136,21 @@ func TestRealClientsConnect(t *testing.T) {
 	}
 }
 
+// No definition that a server can send makes the official clients refuse a list.
+func TestRealClientsListEverything(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	r := newRealWorkspace(t, npmInstall(t, "conformance"))
+	write(t, r.workspace+"/.mcp.json", `{"mcpServers":{"bad":{"command":"node","args":["`+
+		r.scripts+`/definitions.mjs"]}}}`)
+	d := daemonOptions{base: r.base, ownProcess: true}.startReady(t, r.workspace)
+	out, _, err := runIn(r.scripts, "node", "definitions.mjs", "--url", d.URL)
+	t.Logf("definitions.mjs:\n%s", out)
+	if err != nil {
+		t.Errorf("definitions.mjs: %v; the daemon's log:\n%s", err, d.Log)
+	}
+}
+
 // runGoClient runs the checks of conformance/gosdk, which is a module of its own
 // so that usher's needs no more than it does.
 func runGoClient(t *testing.T, args ...string) {
@@ -164,7 +179,7 @@ func newRealWorkspace(t *testing.T, installed string) *realWorkspace {
 	scripts, err := os.MkdirTemp(installed, "scripts-")
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(scripts) })
-	copyFiles(t, "conformance", scripts, "clients.mjs", "calls.mjs", "connect.mjs")
+	copyFiles(t, "conformance", scripts, "clients.mjs", "calls.mjs", "connect.mjs", "definitions.mjs")
 	root := tempDir(t) // as the servers name it
 	return &realWorkspace{
 		installed: installed, scripts: scripts, root: root, base: root + "/base",

@@ -407,8 +407,9 @@ func firstSentence(text string) string {
 // argumentError reports an argument that its schema does not accept. Its text is made only
 // when it is read, because most errors only say that an alternative of a union does not fit.
 type argumentError struct {
-	keys []string      // that lead to the argument, the innermost first
-	text func() string // what is wrong, after the parameter's name
+	keys    []string      // that lead to the argument, the innermost first
+	missing bool          // there is no such argument
+	text    func() string // what is wrong, after the parameter's name
 }
 
 func (e *argumentError) Error() string {
@@ -449,7 +450,7 @@ type schema struct {
 	Type       typeNames
 	Const      *any // nil for none, or null
 	Enum       []any
-	Format     string // only date-time
+	Format     string // only date-time and formats
 	Properties map[string]*schema
 	Required   []string
 	Additional additionalSchema `json:"additionalProperties"`
@@ -516,6 +517,8 @@ type argumentCheck struct {
 	left    int      // bytes to be read, and names and values to be compared, before giving up
 	depth   int      // of nested calls of value
 	omitted []string // top-level parameters that count as omitted
+
+	isMCP bool // null counts as any other value
 }
 
 // resolve returns a schema, or the one that its $ref leads to, which may be nil.
@@ -586,7 +589,7 @@ func (c *argumentCheck) wanted(s *schema) string {
 		return "a time such as 2006-01-02T15:04:05Z"
 	}
 	if s.Type != nil {
-		text := strings.Join(s.Type, " or ")
+		text := strings.TrimSpace(strings.Join(s.Type, " or ") + " " + s.Format)
 		if s.Required != nil {
 			text += " with " + strings.Join(s.Required, ", ")
 		}
@@ -639,14 +642,14 @@ func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError 
 			c.left -= len(s.Properties)
 		}
 		if additional && s.Additional.forbidden || s.isMisspelt(f.key) {
-			return &argumentError{[]string{f.key}, func() string {
+			return &argumentError{[]string{f.key}, false, func() string {
 				return " is unknown: want " + strings.Join(sortedKeys(s.Properties), ", ")
 			}}
 		}
 		wrong := c.value(property, f.value)
 		switch {
 		case wrong == nil:
-		case !declared || string(f.value) != "null" || slices.Contains(s.Required, f.key):
+		case !declared || c.isMCP || string(f.value) != "null" || slices.Contains(s.Required, f.key):
 			return wrong.at(f.key)
 		case c.depth == 1 && !slices.Contains(c.omitted, f.key):
 			c.omitted = append(c.omitted, f.key)
@@ -654,7 +657,7 @@ func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError 
 	}
 	for _, name := range s.Required {
 		if list.get(name) == nil {
-			return &argumentError{[]string{name}, func() string {
+			return &argumentError{[]string{name}, true, func() string {
 				types := strings.Join(s.property(name).Type, " or ")
 				return strings.TrimSuffix(" is required: "+types, ": ")
 			}}
@@ -688,13 +691,13 @@ func matches(s *schema, value json.RawMessage) bool {
 	if enum := s.values(); enum != nil {
 		var decoded any
 		err := json.Unmarshal(value, &decoded) // fails if a number is too large
-		isEqual := func(one any) bool { return one == decoded }
-		if value[0] == '{' || value[0] == '[' { // == can't compare these
-			isEqual = func(one any) bool { return reflect.DeepEqual(one, decoded) }
-		}
+		isEqual := func(one any) bool { return reflect.DeepEqual(one, decoded) }
 		if err != nil || !slices.ContainsFunc(enum, isEqual) {
 			return false
 		}
+	}
+	if pattern := formats[s.Format]; pattern != nil {
+		return pattern.Match(value)
 	}
 	if s.Format == "date-time" {
 		text, _ := unquote(value)
@@ -702,6 +705,16 @@ func matches(s *schema, value json.RawMessage) bool {
 		return err == nil
 	}
 	return true
+}
+
+// formats are those of mcpSchema.
+var formats = map[string]*regexp.Regexp{
+	"with text":     regexp.MustCompile(`^"[^"]`),
+	"with a scheme": regexp.MustCompile(`^"[A-Za-z][A-Za-z0-9+.-]*:`),
+	"from 0 to 1":   regexp.MustCompile(`^(0(\.\d+)?|1(\.0+)?)$`),
+	"for JavaScript": regexp.MustCompile(
+		`^"([^\\(]|\\"|\\\\[dDwWsSbBfnrtv^$.*+?(){}|/\\[\]]|\(([^?]|\?[:=!]))*"$`),
+	"into its own schema": regexp.MustCompile(`^"#(/(\$defs|definitions|properties)/[^/]+)?"$`),
 }
 
 // jsonTypes maps the first byte of a JSON value to its JSON Schema type, except for
@@ -720,11 +733,10 @@ func jsonType(value json.RawMessage) string {
 	if name, ok := jsonTypes[value[0]]; ok {
 		return name
 	}
-	whole, fraction, _ := strings.Cut(string(value), ".")
-	if strings.ContainsAny(whole, "eE") || strings.Trim(fraction, "0") != "" {
-		return "number"
+	if _, ok := integerOf(value); ok {
+		return "integer"
 	}
-	return "integer"
+	return "number"
 }
 
 // withoutWebhook removes webhookParam, in upper or lower case, from the arguments of a
@@ -797,58 +809,21 @@ func contentOf(block object) object {
 func toolResult(value json.RawMessage) object {
 	value = oneLine(bytes.TrimSpace(value))
 	fields := members(value)
-	others := fields.without("content", "structuredContent", "isError", "_meta")
 	switch {
 	case isNull(value):
 		return object{{"content", json.RawMessage("[]")}}
-	case len(others) == 0 && areContent(items(fields.get("content"))):
+	case fitsMCP("result", value) == nil:
 		return fields
-	case isContent(fields):
+	case fitsMCP("content", value) == nil:
 		return contentOf(fields)
 	case fields != nil:
 		return append(textOnly(quote(string(value))), member{"structuredContent", value})
-	case value[0] == '[' && string(value) != "[]" && areContent(items(value)):
+	case string(value) != "[]" && fitsMCP("contents", value) == nil:
 		return object{{"content", value}}
 	case value[0] == '"':
 		return textOnly(value)
 	}
 	return textOnly(quote(string(value)))
-}
-
-// contentTypes lists the types of MCP's content blocks, with the members that each must have.
-var contentTypes = map[string][]string{
-	"text":          {"text"},
-	"image":         {"data", "mimeType"},
-	"audio":         {"data", "mimeType"},
-	"resource":      {"resource"},
-	"resource_link": {"name", "uri"},
-}
-
-// isContent reports whether an object is a content block of MCP: it has the members that its type
-// requires, and none that are foreign to it.
-func isContent(block object) bool {
-	kind := block.text("type")
-	required, isKnown := contentTypes[kind]
-	if !isKnown {
-		return false
-	}
-	for _, key := range required {
-		_, isText := unquote(block.get(key))
-		if !isText && (key != "resource" || block.object(key).text("uri") == "") {
-			return false
-		}
-	}
-	others := block.without("type", "annotations", "_meta").without(required...)
-	if kind == "resource_link" {
-		others = others.without("title", "description", "mimeType", "size", "icons")
-	}
-	return len(others) == 0
-}
-
-// areContent reports whether a list, nil for none, consists of content blocks.
-func areContent(list []json.RawMessage) bool {
-	isOther := func(value json.RawMessage) bool { return !isContent(members(value)) }
-	return list != nil && !slices.ContainsFunc(list, isOther)
 }
 
 // resultText returns a tool's result for people: its structured content or, if it has none,
@@ -883,4 +858,86 @@ func (m manifest) hash() string {
 	m.Key = ""
 	m.Parts = parts{}
 	return hashOf(string(marshal(m)))
+}
+
+// ---- Definitions
+
+// mcpText is the part of MCP's schema that clients insist on.
+//
+//go:embed runtimes/mcp.json
+var mcpText []byte
+
+var mcpSchema = decodeSchema(mcpText)
+
+// fitsMCP returns an error unless MCP allows a value under a key of $defs in mcpSchema.
+func fitsMCP(key string, value json.RawMessage) *argumentError {
+	c := argumentCheck{root: mcpSchema, left: 16*len(value) + 1<<16, isMCP: true}
+	return c.value(c.root.Defs[key], value)
+}
+
+// cleanDefinition returns a definition in the list under key without the values that MCP forbids, for
+// which clients would refuse the whole list, and says what it has lost. It returns nil if the
+// definition is of no use then.
+func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, problem string) {
+	if members(item).object("execution").text("taskSupport") == "required" {
+		return nil, "is left out, because usher has no tasks"
+	}
+	for range 100 { // values that it may lose
+		wrong := fitsMCP(key, item)
+		if wrong == nil {
+			return completeSchema(members(item).without("execution").encode(), ""), problem
+		}
+		problem += "; without " + strings.TrimPrefix(wrong.Error(), "parameter ")
+		path := wrong.keys
+		if wrong.missing {
+			path = path[1:]
+		}
+		if len(path) == 0 {
+			break
+		}
+		slices.Reverse(path)
+		item = withoutPath(item, path)
+	}
+	return nil, "is left out" + problem
+}
+
+// withoutPath returns a value without what it has at a path.
+func withoutPath(value json.RawMessage, path []string) json.RawMessage {
+	if len(path) == 0 {
+		return nil
+	}
+	if list := items(value); list != nil {
+		i, _ := strconv.Atoi(path[0])
+		list[i] = withoutPath(list[i], path[1:])
+		return marshal(slices.DeleteFunc(list, func(item json.RawMessage) bool { return item == nil }))
+	}
+	fields := members(value)
+	return fields.set(path[0], withoutPath(fields.get(path[0]), path[1:])).encode()
+}
+
+// completeSchema returns a JSON Schema that means the same, in which each schema of a property is an
+// object, and each schema of an array has items: some clients refuse anything else.
+func completeSchema(value json.RawMessage, key string) json.RawMessage {
+	list := items(value)
+	fields := members(value)
+	for i, item := range list {
+		list[i] = completeSchema(item, "")
+	}
+	for i, f := range fields {
+		fields[i].value = completeSchema(f.value, f.key)
+		if key == "properties" && isTrue(f.value) {
+			fields[i].value = json.RawMessage("{}")
+		} else if key == "properties" && string(f.value) == "false" {
+			fields[i].value = json.RawMessage(`{"not":{}}`)
+		}
+	}
+	switch {
+	case list != nil:
+		return marshal(list)
+	case fields == nil:
+		return value
+	case bytes.Contains(fields.get("type"), []byte(`"array"`)) && fields.get("items") == nil:
+		fields = fields.set("items", json.RawMessage("{}"))
+	}
+	return fields.encode()
 }

@@ -190,8 +190,7 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 // blocks if it is that, else as text, or as bytes if it is not UTF-8.
 func shellResult(output []byte, err error) object {
 	text := strings.TrimRight(string(output), "\n")
-	value := json.RawMessage(text)
-	replaceSurrogates(value)
+	value := json.RawMessage(replaceSurrogates([]byte(text)))
 	switch {
 	case err != nil:
 		return failure(errText(err))
@@ -199,7 +198,7 @@ func shellResult(output []byte, err error) object {
 		return bytesResult(marshal(output))
 	case text == "":
 		return toolResult(nil)
-	case json.Valid(value) && (members(value) != nil || areContent(items(value))):
+	case json.Valid(value) && (members(value) != nil || fitsMCP("contents", value) == nil):
 		return toolResult(value)
 	}
 	return toolResult(quote(text))

@@ -112,8 +112,8 @@ func TestRequestsAreChecked(t *testing.T) {
 		{"an id with an exponent", "", rpcAs("1e2", "ping", "{}"), 200, `"id":1e2,`},
 		{"an id over 2^63", "", rpcAs("18446744073709551617", "ping", "{}"), 200,
 			`"id":18446744073709551617,`},
-		{"an id of 500 digits", "", rpcAs(strings.Repeat("7", 500), "ping", "{}"), 200,
-			`"id":` + strings.Repeat("7", 500)},
+		{"an id of 400 digits", "", rpcAs(strings.Repeat("7", 400), "ping", "{}"), 200,
+			`"id":` + strings.Repeat("7", 400)},
 		{"a long id", "", rpcAs(`"`+strings.Repeat("x", maxID)+`"`, "ping", "{}"), 400,
 			"id is longer than 16 KiB"},
 		{"a long progress token", "", rpcText("ping", `{"_meta":{"progressToken":"`+

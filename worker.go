@@ -353,8 +353,7 @@ func (w *Worker) readStdout(stdout io.Reader) {
 		}
 		var msg *Message
 		if err == nil {
-			replaceSurrogates(line)
-			msg, err = parseMessage(line)
+			msg, err = parseMessage(replaceSurrogates(line))
 		}
 		if err != nil {
 			w.dropUnreadable(line, err)
@@ -644,7 +643,7 @@ func (w *Worker) crowded(timeout time.Duration) (crowded bool) {
 
 // answer passes an answer on to its call, or records that a cancelled call has ended.
 func (w *Worker) answer(msg *Message) {
-	id := callID(msg.ID)
+	id := idKey(bytes.Trim(msg.ID, `"`)) // some modules turn the number into text
 	w.update(func(s *workerState) {
 		if c := s.calls[id]; c != nil {
 			delete(s.calls, id)
@@ -654,13 +653,10 @@ func (w *Worker) answer(msg *Message) {
 	})
 }
 
-// callID returns the id of the call that a module names. Some modules turn the number into text.
-func callID(sent json.RawMessage) string { return idKey(bytes.Trim(sent, `"`)) }
-
 // passProgress passes progress on to its call, with the token that the caller chose.
 func (w *Worker) passProgress(params object) {
 	var c *call
-	w.update(func(s *workerState) { c = s.calls[callID(params.get("progressToken"))] })
+	w.update(func(s *workerState) { c = s.calls[idKey(bytes.Trim(params.get("progressToken"), `"`))] })
 	if c == nil {
 		return
 	}
@@ -793,82 +789,77 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 	problems := members(w.capability("experimental")).object("usher/problems").get("problems")
 	_ = json.Unmarshal(problems, &m.Problems)
 	for _, key := range sortedKeys(listTable) {
-		items, err := w.list(ctx, key)
+		list, err := w.list(ctx, key)
 		answered, ok := errors.AsType[*rpcError](err)
 		switch {
 		case ok && answered.Code == codeNoMethod: // a server may have resources and no templates
-		case err != nil && (key == "tools" || !ok): // the lists of a process that ended say nothing
+		case err != nil && (!ok || key == "tools" && list == nil): // a process that ended has no lists
 			return nil, err
 		case err != nil:
 			m.Problems = append(m.Problems, err.Error())
 		}
 		seen := make(map[string]bool)
-		for _, item := range items {
+		for _, item := range list {
 			id := members(item).text(listTable[key].id)
-			err := checkDefinition(key, item)
-			if err == nil && seen[id] {
-				err = fmt.Errorf("%s: %s is a duplicate, left out", listTable[key].method, id)
+			cleaned, problem := cleanDefinition(key, item)
+			if seen[id] && cleaned != nil {
+				problem = "is a duplicate"
+			} else if cleaned != nil {
+				seen[id] = true
+				m.Lists[key] = append(m.Lists[key], cleaned)
 			}
-			seen[id] = true
-			if err != nil {
-				m.Problems = append(m.Problems, err.Error())
-			} else {
-				m.Lists[key] = append(m.Lists[key], item)
+			if problem != "" {
+				problem = fmt.Sprint(listTable[key].method, ": ", cmp.Or(id, "an item"), " ", problem)
+				m.Problems = append(m.Problems, clipText(problem, maxLoggedLine))
 			}
 		}
 	}
 	return m, nil
 }
 
-// checkDefinition returns an error if MCP's schema forbids a definition in the list under
-// key. Clients would refuse the whole list because of it.
-func checkDefinition(key string, item json.RawMessage) error {
-	list := listTable[key]
-	definition := members(item)
-	name := definition.text("name")
-	missing := ""
-	switch {
-	case name == "":
-		missing = "name"
-	case definition.text(list.id) == "":
-		missing = list.id
-	case key == "tools" && definition.object("inputSchema").text("type") != "object":
-		missing = `inputSchema of "type": "object"`
-	default:
-		return nil
-	}
-	return fmt.Errorf("%s: %s is left out: it has no %s", list.method, cmp.Or(name, "an item"), missing)
-}
-
-// list returns the whole list under a key of listTable, read page by page. The list of a
-// module without the capability is empty.
-func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error) {
+// list returns the whole list under a key of listTable, read page by page. The list of a module
+// without the capability is empty. The error of a later page, or of pages that repeat, comes with the
+// earlier pages.
+func (w *Worker) list(ctx context.Context, key string) (all []json.RawMessage, _ error) {
 	method := listTable[key].method
 	capability, _, _ := strings.Cut(method, "/")
 	if w.capability(capability) == nil {
 		return nil, nil
 	}
-	var all []json.RawMessage
 	params := object{}
+	seen := make(map[string]bool) // cursors, and ids of items
+	stale := 0                    // pages in a row that brought nothing new
 	for size := 0; size < maxList; {
 		result, err := w.request(ctx, Caller{}, method, params, 0, nil)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", method, err)
+			return all, fmt.Errorf("%s: %w", method, err)
 		}
 		size += result.size()
 		list := result.get(key)
 		page := items(list)
 		if page == nil && !isNull(list) {
-			return nil, fmt.Errorf("%s: the answer has no list %q", method, key)
+			return all, rpcErrorf(codeInternal, "%s: the answer has no list %q", method, key)
 		}
-		all = append(all, page...)
+		known := len(seen)
+		for _, item := range page {
+			seen["item "+members(item).text(listTable[key].id)] = true
+		}
+		stale++
+		if len(seen) > known || all == nil {
+			stale = 0
+			all = append(append([]json.RawMessage{}, all...), page...)
+		}
 		cursor := result.get("nextCursor")
 		if isNull(cursor) {
 			return all, nil
 		}
+		if stale == 3 || seen[string(cursor)] {
+			return all, rpcErrorf(codeInternal, "%s: the pages repeat", method)
+		}
+		seen[string(cursor)] = true
 		params = object{{"cursor", cursor}}
 	}
-	return nil, rpcErrorf(codeInternal, "%s: the list is larger than %s", method, formatSize(maxList))
+	return all, rpcErrorf(codeInternal, "%s: the list is larger than %s", method, formatSize(maxList))
 }
 
 // ---- Callers, and how a module asks them

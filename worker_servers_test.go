@@ -3,12 +3,14 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
 
-// writeServer writes an executable module that answers requests by method, each with lines in which
-// ID is the request's id. It answers initialize itself, with all capabilities.
+// writeServer writes an executable module that answers requests by method, or by method and cursor,
+// each with lines in which ID is the request's id. It answers initialize itself, with all
+// capabilities.
 func writeServer(t *testing.T, path string, lines map[string]string) {
 	t.Helper()
 	need(t, "sh")
@@ -20,8 +22,13 @@ func writeServer(t *testing.T, path string, lines map[string]string) {
 		text = strings.ReplaceAll(text, "ID", `'"$id"'`)
 		script += pattern + ") printf '%s\\n' '" + text + "';;\n"
 	}
-	for _, method := range sortedKeys(lines) {
-		answer(`*'"method":"`+method+`"'*`, lines[method])
+	for _, request := range slices.Backward(sortedKeys(lines)) {
+		method, cursor, hasCursor := strings.Cut(request, " ")
+		pattern := `*'"method":"` + method + `"'*`
+		if hasCursor {
+			pattern += `'"cursor":"` + cursor + `"'*`
+		}
+		answer(pattern, lines[request])
 	}
 	answer(`*'"method":"initialize"'*`, about)
 	answer(`*'"id":'*`, `{"jsonrpc":"2.0","id":ID,"error":{"code":-32601,"message":"no such method"}}`)
@@ -29,7 +36,7 @@ func writeServer(t *testing.T, path string, lines map[string]string) {
 	write(t, path, script)
 }
 
-// result returns the answer with a result to the request whose id is written as id.
+// resultLine returns the answer with a result to the request whose id is written as id.
 func resultLine(id, result string) string {
 	return `{"jsonrpc":"2.0","id":` + id + `,"result":` + result + `}`
 }

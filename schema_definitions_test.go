@@ -1,0 +1,292 @@
+// Tests of schema.go and worker.go: what usher makes of the definitions and pages of foreign servers.
+
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// usableDefinitions are the smallest definitions that MCP allows, by list.
+var usableDefinitions = map[string]string{
+	"tools":             `{"name":"x","inputSchema":{"type":"object"}}`,
+	"prompts":           `{"name":"x"}`,
+	"resources":         `{"name":"x","uri":"x://y"}`,
+	"resourceTemplates": `{"name":"x","uriTemplate":"x://{y}"}`,
+}
+
+// optionalMembers are the optional members of MCP's definitions, by list and path, with values that
+// MCP allows, separated by spaces. The path 0 is an item of a list.
+var optionalMembers = map[string]map[string]string{
+	"tools": {
+		"title":                       `"" "t"`,
+		"description":                 `"" "t"`,
+		"icons":                       `[]`,
+		"icons/0/mimeType":            `"image/png"`,
+		"icons/0/sizes":               `["any"] []`,
+		"icons/0/theme":               `"light" "dark"`,
+		"_meta":                       `{} {"a":[null]}`,
+		"annotations":                 `{} {"more":null}`,
+		"annotations/title":           `"t"`,
+		"annotations/readOnlyHint":    `true false`,
+		"annotations/destructiveHint": `true false`,
+		"annotations/idempotentHint":  `true false`,
+		"annotations/openWorldHint":   `true false`,
+		"outputSchema":                `{"type":"object"} {"type":"object","a":null}`,
+		"inputSchema/properties":      `{} {"a":{}}`,
+		"inputSchema/required":        `[] ["a"]`,
+		"inputSchema/$schema":         `"http://json-schema.org/draft-07/schema#"`,
+	},
+	"prompts": {
+		"title":                   `"t"`,
+		"description":             `"t"`,
+		"icons":                   `[] [{"src":"data:image/png;base64,AAAA"}]`,
+		"_meta":                   `{}`,
+		"arguments":               `[] [{"name":"a"}]`,
+		"arguments/0/title":       `"t"`,
+		"arguments/0/description": `"t"`,
+		"arguments/0/required":    `true false`,
+	},
+	"resources": {
+		"title":                    `"t"`,
+		"description":              `"t"`,
+		"icons":                    `[]`,
+		"_meta":                    `{}`,
+		"mimeType":                 `"text/plain"`,
+		"size":                     `0 9007199254740993 3.0`,
+		"annotations":              `{}`,
+		"annotations/audience":     `[] ["user","assistant"]`,
+		"annotations/priority":     `0 0.5 1`,
+		"annotations/lastModified": `"2026-11-28T10:00:00Z" "2026-11-28T10:00:00.5+01:00"`,
+	},
+	"resourceTemplates": {
+		"title":                `"t"`,
+		"description":          `"t"`,
+		"icons":                `[]`,
+		"_meta":                `{}`,
+		"mimeType":             `"text/plain"`,
+		"annotations":          `{}`,
+		"annotations/audience": `[]`,
+	},
+}
+
+// optionalKeywords are keywords of JSON Schema, with values that it allows.
+var optionalKeywords = map[string]string{
+	"$comment":             `"a"`,
+	"$defs":                `{} {"a":{}}`,
+	"$ref":                 `"#" "#/properties/p"`,
+	"additionalProperties": `true false {}`,
+	"allOf":                `[{}]`,
+	"anyOf":                `[{},{"type":"null"}]`,
+	"contains":             `{}`,
+	"deprecated":           `true`,
+	"description":          `"a"`,
+	"enum":                 `[1] [null,{}]`,
+	"exclusiveMinimum":     `1.5`,
+	"format":               `"date-time"`,
+	"if":                   `{}`,
+	"items":                `{} true`,
+	"maxItems":             `0 3`,
+	"maximum":              `-1.5`,
+	"minLength":            `0 3`,
+	"minimum":              `-1.5`,
+	"multipleOf":           `2`,
+	"not":                  `{}`,
+	"oneOf":                `[{}]`,
+	"properties":           `{} {"a":{}}`,
+	"propertyNames":        `{}`,
+	"required":             `[] ["a"]`,
+	"title":                `"a"`,
+	"type":                 `"string" ["string","null"]`,
+	"uniqueItems":          `true`,
+}
+
+// anyValues are values of all types, many of which a member must not have.
+const anyValues = `null true "t" "" 1 1.5 -1 1e400 [] [null] [1] ["t"] {} {"a":1} {"a":null} ` +
+	`"2026-11-28" "2026-11-28t10:00:00z" "#/nowhere" "https://example.com/schema" [{}] [true]`
+
+// definitionWith returns a definition with a value at a path. What is above it gets what it requires.
+func definitionWith(definition json.RawMessage, path []string, value string) json.RawMessage {
+	if len(path) == 0 {
+		return json.RawMessage(value)
+	}
+	if path[0] == "0" {
+		item := `{"name":"a","src":"x:y"}`
+		return json.RawMessage("[" + string(definitionWith(json.RawMessage(item), path[1:], value)) + "]")
+	}
+	o := members(definition)
+	inside := o.get(path[0])
+	if inside == nil {
+		inside = json.RawMessage("{}")
+	}
+	return o.set(path[0], definitionWith(inside, path[1:], value)).encode()
+}
+
+// An optional member keeps a value that MCP allows, and is dropped and noted with any other. The
+// definition stays.
+func TestDefinitionsKeepWhatMCPAllows(t *testing.T) {
+	checkMember := func(key, path, allowed string, within json.RawMessage) {
+		steps := strings.Split(path, "/")
+		for value := range strings.SplitSeq(allowed, " ") {
+			definition := definitionWith(within, steps, value)
+			cleaned, problem := cleanDefinition(key, definition)
+			check(t, key+" with "+path+" "+value, canonical(cleaned), canonical(definition))
+			check(t, "problem of "+path+" "+value, problem, "")
+		}
+		for value := range strings.SplitSeq(anyValues, " ") {
+			definition := definitionWith(within, steps, value)
+			cleaned, problem := cleanDefinition(key, definition)
+			if cleaned == nil {
+				t.Errorf("%s: nothing is left of %s: %s", key, definition, problem)
+			} else if canonical(cleaned) == canonical(definition) {
+				check(t, "problem of "+string(definition), problem, "")
+			} else {
+				checkContains(t, "problem of "+string(definition), problem, "; without ")
+			}
+			again, more := cleanDefinition(key, cleaned)
+			check(t, "cleaned again", string(again)+more, string(cleaned))
+		}
+		cleaned, _ := cleanDefinition(key, definitionWith(within, steps, "null"))
+		checkOmits(t, key+" with "+path+" null", cleaned, steps[len(steps)-1]+`":null`)
+	}
+	for key, list := range optionalMembers {
+		for path, allowed := range list {
+			checkMember(key, path, allowed, json.RawMessage(usableDefinitions[key]))
+		}
+	}
+	for keyword, allowed := range optionalKeywords {
+		const tool = `{"name":"x","inputSchema":{"type":"object","properties":{"p":{}}},` +
+			`"outputSchema":{"type":"object","properties":{"p":{}}}}`
+		for _, schema := range []string{"inputSchema/properties/q/", "outputSchema/properties/q/not/"} {
+			checkMember("tools", schema+keyword, allowed, json.RawMessage(tool))
+		}
+	}
+}
+
+// Pages end when a cursor repeats, or when three in a row bring nothing new. What came stays, also if
+// a later page fails.
+func TestPagesEnd(t *testing.T) {
+	t.Parallel()
+	page := func(more string, names ...string) string {
+		var tools []string
+		for _, name := range names {
+			tools = append(tools, `{"name":"`+name+`","inputSchema":{"type":"object"}}`)
+		}
+		return resultLine("ID", `{"tools":[`+strings.Join(tools, ",")+`]`+more+`}`)
+	}
+	next := func(cursor string) string { return `,"nextCursor":"` + cursor + `"` }
+	for _, tt := range []struct {
+		name  string
+		pages map[string]string
+		want  string // the tools
+		note  string
+	}{
+		{"three pages", map[string]string{
+			"tools/list":   page(next("1"), "x"),
+			"tools/list 1": page(next("2"), "y"),
+			"tools/list 2": page(`,"nextCursor":null`, "z"),
+		}, "x y z", ""},
+		{"an empty cursor that leads on", map[string]string{
+			"tools/list":  page(next(""), "x"),
+			"tools/list ": page("", "y"),
+		}, "x y", ""},
+		{"an empty cursor for ever", map[string]string{"tools/list": page(next(""), "x")},
+			"x", "the pages repeat"},
+		{"an empty cursor that is refused", map[string]string{
+			"tools/list":  page(next(""), "x"),
+			"tools/list ": `{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"Invalid cursor"}}`,
+		}, "x", "tools/list: Invalid cursor"},
+		{"a cursor that repeats", map[string]string{
+			"tools/list":   page(next("8"), "x"),
+			"tools/list 8": page(next("8"), "y"),
+		}, "x y", "the pages repeat"},
+		{"new cursors for ever", map[string]string{"tools/list": page(next("cID"), "x")},
+			"x", "the pages repeat"},
+		{"empty pages for ever", map[string]string{"tools/list": page(next("cID"))}, "", "the pages repeat"},
+		{"a page that is no list", map[string]string{
+			"tools/list":   page(next("1"), "x"),
+			"tools/list 1": resultLine("ID", `{"tools":{}}`),
+		}, "x", `no list "tools"`},
+		{"a first page that fails", map[string]string{
+			"tools/list": `{"jsonrpc":"2.0","id":ID,"error":{"code":-32000,"message":"No"}}`,
+		}, "", "not hosted: tools/list: No"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			writeServer(t, dir+"/a.usher", tt.pages)
+			out := modulesOf(t, dir)
+			var tools []string
+			for _, tool := range []string{"x", "y", "z"} {
+				if strings.Contains(out, "    a_"+tool+"\n") {
+					tools = append(tools, tool)
+				}
+			}
+			check(t, "tools of "+out, strings.Join(tools, " "), tt.want)
+			checkContains(t, "usher modules", out, tt.note)
+			check(t, "there is a note", strings.Contains(out, "note:"), tt.note != "" && !strings.HasPrefix(tt.note, "not"))
+		})
+	}
+}
+
+// A definition that is of no use without what MCP forbids is left out, and the others stay.
+func TestUnusableDefinitionsAreLeftOut(t *testing.T) {
+	for _, tt := range []struct{ key, definition, problem string }{
+		{"tools", `{"inputSchema":{"type":"object"}}`, `; without "name" is required`},
+		{"tools", `{"name":"x"}`, `"inputSchema" is required`},
+		{"tools", `{"name":"x","inputSchema":{"type":"array"}}`, `"inputSchema.type": want one of "object"`},
+		{"tools", `{"name":"x","inputSchema":{"properties":{}},"title":1}`, `"inputSchema.type" is required`},
+		{"tools", `{"name":"x","inputSchema":{"type":"object"},"execution":{"taskSupport":"required"}}`,
+			"usher has no tasks"},
+		{"tools", "null", "want object"},
+		{"prompts", `{"name":null}`, `"name" is required`},
+		{"resources", `{"name":"x"}`, `"uri" is required`},
+		{"resources", `{"name":"x","uri":"a/b"}`, `"uri": want string with a scheme`},
+		{"resources", `{"uri":"x:y"}`, `"name" is required`},
+		{"resourceTemplates", `{"name":"x","uriTemplate":null}`, `"uriTemplate": want string`},
+	} {
+		cleaned, problem := cleanDefinition(tt.key, json.RawMessage(tt.definition))
+		check(t, "what is left of "+tt.definition, string(cleaned), "")
+		checkContains(t, "problem of "+tt.definition, problem, "is left out", tt.problem)
+	}
+}
+
+// Some members are written otherwise without a note, as they mean the same.
+func TestDefinitionsAreWrittenOtherwise(t *testing.T) {
+	for _, tt := range [][2]string{
+		{`"properties":{"a":true,"b":false}`, `"properties":{"a":{},"b":{"not":{}}}`},
+		{`"additionalProperties":false`, `"additionalProperties":false`},
+		{`"properties":{"a":{"type":"array"}}`, `"properties":{"a":{"type":"array","items":{}}}`},
+		{`"properties":{"a":{"type":["null","array"]}}`, `"properties":{"a":{"type":["null","array"],"items":{}}}`},
+		{`"properties":{"a":{"type":"string","nullable":true}}`, `"properties":{"a":{"type":"string","nullable":true}}`},
+		{`"$defs":{"a/b":{}},"$ref":"#/$defs/a~1b"`, `"$defs":{"a/b":{}},"$ref":"#/$defs/a~1b"`},
+		{`"properties":{"pattern":{},"title":{}}`, `"properties":{"pattern":{},"title":{}}`},
+	} {
+		const begin, end = `{"name":"x","inputSchema":{"type":"object"},"outputSchema":{"type":"object",`, `}}`
+		tool := json.RawMessage(begin + tt[0] + end)
+		cleaned, problem := cleanDefinition("tools", tool)
+		check(t, tt[0], canonical(cleaned), canonical(begin+tt[1]+end))
+		check(t, "problem of "+tt[0], problem, "")
+	}
+	cleaned, problem := cleanDefinition("tools", json.RawMessage(`{"name":"x","execution":{"taskSupport":"optional"},`+
+		`"inputSchema":{"type":"object"}}`))
+	check(t, "without execution", canonical(cleaned), `{"inputSchema":{"type":"object"},"name":"x"}`)
+	check(t, "problem", problem, "")
+}
+
+// Clients compile the patterns of an outputSchema, as JavaScript does with its flag u.
+func TestOutputPatternsAreForJavaScript(t *testing.T) {
+	for pattern, fits := range map[string]bool{
+		`^[a-z_-]+$`:                  true,
+		`^\\d{3}\\.\\w+(?:\"|[^/])*$`: true,
+		`^(?!.*\\.\\.)(a|(b))$`:       true,
+		`(?P<year>\\d+)`:              false,
+		`(?i)abc`:                     false,
+		`a\\_b`:                       false,
+		`\\Aabc\\Z`:                   false,
+	} {
+		_, problem := cleanDefinition("tools", json.RawMessage(`{"name":"x","inputSchema":{"type":"object","pattern":"`+
+			pattern+`"},"outputSchema":{"type":"object","pattern":"`+pattern+`"}}`))
+		check(t, pattern+" fits", problem == "", fits)
+	}
+}
