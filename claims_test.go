@@ -420,3 +420,29 @@ func newStore(t *testing.T) (dir string, s *ClaimStore) {
 	dir = newDataDir(t)
 	return dir, testStore(t, dir)
 }
+
+// openStore opens the claim store of a daemon's base folder.
+func openStore(t *testing.T, base string) *ClaimStore {
+	t.Helper()
+	return testStore(t, base+"/.data")
+}
+
+func newClaimFor(t *testing.T, base, dir string) Claim {
+	t.Helper()
+	c, err := openStore(t, base).Create(t.Context(), dir, "test", time.Hour)
+	must(t, err)
+	return c
+}
+
+// newCode creates a claim for a folder and returns its code.
+func newCode(t *testing.T, base, dir string) string {
+	t.Helper()
+	return newClaimFor(t, base, dir).Code.Reveal()
+}
+
+// revoke revokes a claim of a base folder.
+func revoke(t *testing.T, base string, code Code) {
+	t.Helper()
+	_, err := openStore(t, base).Revoke(t.Context(), code)
+	must(t, err)
+}

@@ -98,11 +98,16 @@ func TestStatelessRequestsAreChecked(t *testing.T) {
 	}
 }
 
+// mirrorSchema has parameters that are repeated in headers.
+const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},
+	"n":{"type":"integer","x-mcp-header":"Number"},"on":{"type":"boolean","x-mcp-header":"On"},
+	"deep":{"type":"object","properties":{"er":{"type":"string","x-mcp-header":"Deeper"}}}}}`
+
 // A header that repeats an argument must equal it.
 func TestParamHeadersMatch(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=mirror slowstart=1000")
+	writeFake(t, dir+"/a.usher", "good slowstart=1000", "mirror=echo "+mirrorSchema)
 	c := newClient(t, startDaemon(t, dir).URL)
 	for _, tt := range []struct {
 		arguments, header string

@@ -18,6 +18,11 @@ import (
 	"time"
 )
 
+const (
+	goHead = "//go:build usher\n\npackage main\n\n"
+	goMod  = "module example.com/tree\n\ngo 1.22\n"
+)
+
 // details returns what a fault says only to the owner.
 func details(f *fault) string { return strings.TrimPrefix(explain(f), f.Msg+": ") }
 

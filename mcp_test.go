@@ -16,7 +16,7 @@ import (
 // A session has the version that its client asks for, or the latest one.
 func TestVersionIsNegotiated(t *testing.T) {
 	t.Parallel()
-	c := oneFake(t)
+	c := connect(t, startFakes(t, "a: good").URL)
 	c.Tools() // the instructions describe the modules that are ready
 	for asked, want := range map[string]string{
 		"2025-11-25": "2025-11-25",
@@ -34,7 +34,7 @@ func TestVersionIsNegotiated(t *testing.T) {
 // Arguments and results reach the other side unchanged, except _webhook.
 func TestCallsPassThrough(t *testing.T) {
 	long(t)
-	c := oneFake(t)
+	c := connect(t, startFakes(t, "a: good").URL)
 	for _, tt := range []struct{ name, tool, arguments, want string }{
 		{"a big integer", "a_echo", `{"n":9007199254740993123}`, `9007199254740993123`},
 		{"unknown fields", "a_echo", `{"x":{"y":[1,{"z":null}]}}`,
@@ -54,7 +54,7 @@ func TestCallsPassThrough(t *testing.T) {
 // Members that a module in Go would take for usher's own do not reach it.
 func TestLookalikesAreDropped(t *testing.T) {
 	long(t)
-	c := oneFake(t)
+	c := connect(t, startFakes(t, "a: good").URL)
 	for _, params := range []string{
 		`{"name":"a_echo","Arguments":{"_webhook":{},"x":9}}`,
 		`{"name":"a_echo","arguments":{"_webhook":{},"x":9},"arguments":{"x":1}}`,
@@ -140,7 +140,8 @@ func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 // A cancelled call gets no answer, and its module hears of it.
 func TestCancelReachesTheModule(t *testing.T) {
 	long(t)
-	c := oneFake(t)
+	d := startFakes(t, "a: good")
+	c := connect(t, d.URL)
 	call := c.Message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
 	id := string(field(call, "id"))
 	for n, accept := range []string{bothKinds, "application/json", "text/event-stream"} {
@@ -150,7 +151,7 @@ func TestCancelReachesTheModule(t *testing.T) {
 			req.Header.Set("Accept", accept)
 			go func() { done <- c.Do(req) }()
 			logged := func(text string) func() bool {
-				return func() bool { return c.daemon.logged(text) > n }
+				return func() bool { return d.logged(text) > n }
 			}
 			await(t, "the call to begin", logged("fake: sleeping"))
 			a := c.Post(rpcAs(id, "ping", "{}"))
@@ -164,7 +165,7 @@ func TestCancelReachesTheModule(t *testing.T) {
 		})
 	}
 	checkContains(t, "the next call", c.Call("a_echo", "").Body, `"result"`)
-	checkOmits(t, "the log", c.daemon.Log.String(), "superfluous") // a status that is written twice
+	checkOmits(t, "the log", d.Log.String(), "superfluous") // a status that is written twice
 }
 
 // Each session, call, claim and invalid code is a line of the log, which names the client, the
@@ -220,7 +221,7 @@ func TestLogNamesCalls(t *testing.T) {
 // A request of 2026-07-28 hears log messages of its level only.
 func TestLogLevelOfARequest(t *testing.T) {
 	long(t)
-	c := newClient(t, oneFake(t).URL)
+	c := newClient(t, startFakes(t, "a: good").URL)
 	for level, heard := range map[string]bool{
 		"":        false,
 		"debug":   true,

@@ -620,7 +620,7 @@ func TestWaitingCallsEnd(t *testing.T) {
 // A module that crashes at each call is started less and less often.
 func TestCrashingModuleIsHeldBack(t *testing.T) {
 	long(t)
-	c := oneFake(t)
+	c := connect(t, startFakes(t, "a: good").URL)
 	for range 20 {
 		if a := c.Call("a_crash", ""); strings.Contains(a.Failure(), "keeps crashing") {
 			await(t, "the module to be started again", func() bool {

@@ -36,7 +36,7 @@ func TestSoak(t *testing.T) {
 	mark, processes := markProcesses(t)
 	t.Setenv(markVar, mark)
 	dir, labels := languages(t, "testdata/languages")
-	writeFake(t, dir+"/fake.usher", "good tools=x,count")
+	writeFake(t, dir+"/fake.usher", "good tools=x,runs")
 	log, err := os.Create(t.TempDir() + "/log") // not in memory, which is measured
 	must(t, err)
 	s := &soak{labels: labels}
@@ -113,7 +113,7 @@ func (s *soak) round(t *testing.T, label string) {
 	call := begin(t, http.DefaultClient, c.Request("POST", paused), false)
 	checkContains(t, label, c.Call(label+"_handleContact", soakContact).Body, `"copies":3`)
 	call.close()
-	check(t, "calls of a session's own process", c.Call("fake_count", "").Text(), "1")
+	check(t, "calls of a session's own process", c.Call("fake_runs", "").Text(), `{"runs":1}`)
 	c.End()
 	hangUp()
 	check(t, "a call without a session",

@@ -106,12 +106,13 @@ func TestServeRefuses(t *testing.T) {
 // A daemon that has ended leaves no goroutine.
 func TestNoGoroutineIsLeft(t *testing.T) {
 	before := runtime.NumGoroutine()
-	c := oneFake(t)
+	d := startFakes(t, "a: good")
+	c := connect(t, d.URL)
 	_, hangUp := c.Listen()
 	c.Call("a_crash", "")
 	c.Call("a_echo", "")
 	hangUp()
-	c.daemon.stop(t)
+	d.stop(t)
 	c.HTTP.CloseIdleConnections()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	await(t, "all goroutines to end", func() bool {

@@ -211,48 +211,7 @@ func (d *testDaemon) wait(t *testing.T) int {
 	}
 }
 
-// openStore opens the claim store of a daemon's base folder.
-func openStore(t *testing.T, base string) *ClaimStore {
-	t.Helper()
-	return testStore(t, base+"/.data")
-}
-
-func newClaimFor(t *testing.T, base, dir string) Claim {
-	t.Helper()
-	c, err := openStore(t, base).Create(t.Context(), dir, "test", time.Hour)
-	must(t, err)
-	return c
-}
-
-// newCode creates a claim for a folder and returns its code.
-func newCode(t *testing.T, base, dir string) string {
-	t.Helper()
-	return newClaimFor(t, base, dir).Code.Reveal()
-}
-
-// revoke revokes a claim of a base folder.
-func revoke(t *testing.T, base string, code Code) {
-	t.Helper()
-	_, err := openStore(t, base).Revoke(t.Context(), code)
-	must(t, err)
-}
-
 // address returns the host and port at which the daemon listens.
 func (d *testDaemon) address() string {
 	return strings.Trim(strings.TrimPrefix(d.URL, "http:"), "/")
-}
-
-// fakeClient is a client of a daemon.
-type fakeClient struct {
-	*testClient
-	daemon *testDaemon
-}
-
-// oneFake serves a workspace with one module, "a", that is a good fake.
-func oneFake(t *testing.T, flags ...string) fakeClient {
-	t.Helper()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	d := startDaemon(t, dir, flags...)
-	return fakeClient{connect(t, d.URL), d}
 }

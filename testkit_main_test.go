@@ -51,10 +51,8 @@ import (
 	"usher/internal/mcptest"
 )
 
-// The test binary also runs as usher, and as a fake with the traits in the variable.
-const (
-	runAsUsher = "USHER_TEST_RUN"
-)
+// runAsUsher is the variable with which the test binary runs as usher.
+const runAsUsher = "USHER_TEST_RUN"
 
 func TestMain(m *testing.M) {
 	if fake := os.Getenv(runAsFake); fake != "" {
@@ -146,14 +144,6 @@ func tempDir(t *testing.T) string {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	must(t, err)
 	return dir
-}
-
-// testBinary returns the path of this program.
-func testBinary(t *testing.T) string {
-	t.Helper()
-	exe, err := os.Executable()
-	must(t, err)
-	return exe
 }
 
 // output collects what is written to it. It may be read meanwhile.
@@ -289,11 +279,6 @@ func inSync(t *testing.T, test func(t *testing.T)) {
 func runSynced(t *testing.T, name string, test func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 }
-
-const (
-	goHead = "//go:build usher\n\npackage main\n\n"
-	goMod  = "module example.com/tree\n\ngo 1.22\n"
-)
 
 // quiet discards what is logged.
 var quiet = slog.New(slog.DiscardHandler)

@@ -27,7 +27,6 @@ const (
 	changedTools = "notifications/tools/list_changed"
 	initialize   = mcptest.Initialize
 	initialized  = mcptest.Initialized
-	mirrorSchema = mcptest.MirrorSchema
 	modernMeta   = mcptest.ModernMeta
 	patience     = mcptest.Patience
 	runAsFake    = mcptest.FakeVar
@@ -64,6 +63,7 @@ var (
 	shownFailure    = mcptest.ShownFailure
 	shownObject     = mcptest.ShownObject
 	shownText       = mcptest.ShownText
+	testBinary      = mcptest.Binary
 	wantEvent       = mcptest.WantEvent
 	wantStatus      = mcptest.WantStatus
 	write           = mcptest.Write

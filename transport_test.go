@@ -77,9 +77,11 @@ func TestThereIsNoLogin(t *testing.T) {
 // A request gets the status and the reason that its first fault asks for.
 func TestRequestsAreChecked(t *testing.T) {
 	long(t)
-	c := oneFake(t, "-max-body", "1MiB", "-allow-host", "usher.example",
-		"-allow-origin", "https://app.example",
-		"-open", "-open-webhooks")
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	d := startDaemon(t, dir, "-max-body", "1MiB", "-allow-host", "usher.example",
+		"-allow-origin", "https://app.example", "-open", "-open-webhooks")
+	c := connect(t, d.URL)
 	call := func(arguments string) string {
 		return rpcText("tools/call", `{"name":"a_echo","arguments":`+arguments+`}`)
 	}

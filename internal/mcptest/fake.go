@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -47,11 +46,6 @@ func FakeTools(t testing.TB, tools ...string) string {
 	Write(t, path, string(encode(tools)))
 	return "toolsIn=" + path
 }
-
-// MirrorSchema is the schema of the tool mirror.
-const MirrorSchema = `{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},
-	"n":{"type":"integer","x-mcp-header":"Number"},"on":{"type":"boolean","x-mcp-header":"On"},
-	"deep":{"type":"object","properties":{"er":{"type":"string","x-mcp-header":"Deeper"}}}}}`
 
 // FakeAsk is the arguments of the tool ask. It sends all requests at once, and returns the list of what
 // came back, after a number that identifies its process. It reports its steps on stderr, with its Mark.
@@ -160,7 +154,7 @@ func (f *fake) setTools() {
 		}
 		return
 	}
-	const usual = "echo,sleep,crash,progress,log,pid,env,count,fail,big,error,grow"
+	const usual = "echo,sleep,crash,progress,log,pid,env,fail,big,error,grow"
 	for name := range strings.SplitSeq(cmp.Or(f.traits["tools"], usual), ",") {
 		f.addTool(name)
 	}
@@ -170,9 +164,6 @@ func (f *fake) setTools() {
 func (f *fake) addTool(name string) {
 	tool := parseTool(name + ": The tool " + name + ".")
 	tool.does = strings.ToLower(strings.TrimPrefix(name, "handle"))
-	if name == "mirror" {
-		tool.Schema = json.RawMessage(MirrorSchema)
-	}
 	f.tools = append(f.tools, tool)
 }
 
@@ -454,10 +445,10 @@ func (c *fakeCall) result() any {
 	case "env":
 		v, ok := os.LookupEnv(c.args.Name)
 		return textResult(fmt.Sprint(ok, " ", v))
-	case "count":
-		return textResult(strconv.Itoa(f.countRuns()[c.tool.Name]))
 	case "runs":
-		return structured(string(encode(f.countRuns())))
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return structured(string(encode(f.runs)))
 	case "fail":
 		return failure("it did not work")
 	case "big":
@@ -474,13 +465,6 @@ func (c *fakeCall) result() any {
 		return c.ask()
 	}
 	return textResult(c.sent)
-}
-
-// countRuns returns how often each tool was called.
-func (f *fake) countRuns() map[string]int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return maps.Clone(f.runs)
 }
 
 // wait waits for one of two events, or for the call to be cancelled.

@@ -31,7 +31,6 @@
 //
 //	ask             asks its client: see FakeAsk
 //	big {bytes}     returns as many bytes
-//	count           counts its calls
 //	crash           ends the process by a signal
 //	echo            returns its params as text, as does each word not listed here
 //	env {name}      returns whether there is such a variable, and its value
@@ -41,7 +40,6 @@
 //	grow            adds a tool
 //	hold, never     waits for release, or for its cancellation only
 //	log             sends a log message {level, data}
-//	mirror          is an echo whose parameters are repeated in headers
 //	pid             returns the id of its process
 //	progress        reports progress n times, and waits for release after hold of them
 //	release         lets all go on that wait for it
