@@ -347,8 +347,7 @@ type ClaimStore struct {
 	// mu guards the fields below. It is held while the file is read: older content must not
 	// replace newer.
 	mu         sync.Mutex
-	current    *claimsFile    // as last read
-	ended      map[Code]Claim // the latest claims that are gone from the file, for LastKnown
+	current    *claimsFile // as last read
 	principals map[Code]*Principal
 	unreadable chan struct{} // closed when the file can be read again; nil if it could be read
 }
@@ -364,7 +363,6 @@ func openClaims(dataDir string) *ClaimStore {
 		log:        slog.New(slog.DiscardHandler),
 		token:      newWriteToken(dataDir),
 		current:    &claimsFile{},
-		ended:      make(map[Code]Claim),
 		principals: make(map[Code]*Principal),
 	}
 }
@@ -468,17 +466,6 @@ func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
 	return p, nil
 }
 
-// LastKnown returns the latest claim with this code, also one that has ended, as far as the
-// store knows it. It is for the log only, and reads no file.
-func (s *ClaimStore) LastKnown(code Code) Claim {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c := s.current.byCode[code]; c.exists() {
-		return c
-	}
-	return s.ended[code]
-}
-
 // endLocked ends the principal of a code, if there is one. The caller holds s.mu.
 func (s *ClaimStore) endLocked(code Code) {
 	if p := s.principals[code]; p != nil {
@@ -532,10 +519,6 @@ func (s *ClaimStore) refreshLocked() error {
 		if after.byCode[code].claimID != c.claimID {
 			s.log.Info("claim ended", c.logAttrs())
 			s.endLocked(code)
-			if len(s.ended) == maxEnded {
-				clear(s.ended)
-			}
-			s.ended[code] = c
 		}
 	}
 	return nil

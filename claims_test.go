@@ -133,28 +133,6 @@ func testStore(t testing.TB, dataDir string) *ClaimStore {
 	return s
 }
 
-// The store knows the label of a claim that has ended, but not of any number of them.
-func TestEndedClaimsAreKnown(t *testing.T) {
-	t.Parallel()
-	dir := newDataDir(t)
-	s := testStore(t, dir)
-	end := func(records string) {
-		writeClaimsFile(t, dir, "["+records+"]")
-		s.Lookup("")
-		writeClaimsFile(t, dir, "[]")
-		s.Lookup("")
-	}
-	end(strings.Replace(claimA, "}", `,"label":"phone"}`, 1))
-	check(t, "the label", s.LastKnown("AAAAAA").Label, "phone")
-	records := claimX
-	for i := range maxEnded {
-		digits := string([]byte{codeAlphabet[i/31/31], codeAlphabet[i/31%31], codeAlphabet[i%31]})
-		records += "," + strings.Replace(claimX, "XXXXXX", "222"+digits, 1)
-	}
-	end(records)
-	check(t, "claims that it knows", len(s.ended) <= maxEnded, true)
-}
-
 // wantUnreadable checks that nothing can be had from, or done to, the file.
 func wantUnreadable(t *testing.T, dir string, code Code) {
 	t.Helper()

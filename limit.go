@@ -36,9 +36,6 @@ const (
 	// outbox.go: messages to clients.
 	maxOutbox = 4 << 20 // bytes queued in one outbox, behind the message being written
 
-	// claims.go: what the log knows of claims that have ended.
-	maxEnded = 1000 // claims whose labels are remembered
-
 	// scope.go: invalid codes, with -require-claim.
 	guessBudget = 60 // different invalid codes per minute looked up at once, for the whole daemon
 	guessRate   = 10 // lookups per second after that, for the whole daemon

@@ -66,7 +66,6 @@ var limitTests = map[string]string{
 	"maxError":          "TestWebhookAnswers",
 	"maxWrite":          "TestSlowReadersHaveTime",
 	"maxOutbox":         "TestSlowClientIsDropped",
-	"maxEnded":          "TestEndedClaimsAreKnown",
 	"guessBudget":       "TestGuessesTakeTurns",
 	"guessRate":         "TestGuessesTakeTurns",
 	"maxSignatures":     "TestSignaturesAreBounded",

@@ -205,7 +205,7 @@ func TestLogNamesCalls(t *testing.T) {
 		`msg=call request=resources/read module=rich method=rich://one outcome=done` + how,
 		`msg=call request=completion/complete module=rich method=say outcome=done` + how,
 		`msg="an invalid claim code was presented" in_session=true scoped=true ` + session + of + remote,
-		`msg="an invalid claim code was presented" in_session=false scoped=false ` + of + remote,
+		`msg="an invalid claim code was presented" in_session=false scoped=false` + remote,
 		`msg=refused path=/ request=[A-Z2-7]+` + remote + ` status=400 why="the presented .*"`,
 		`msg="claim ended" ` + of,
 	} {

@@ -142,7 +142,7 @@ type admission struct {
 	// this error is its answer.
 	badCode error
 
-	claim  Claim     // for the log: the principal's; else the session's or the code's, which has ended
+	claim  Claim     // for the log: the principal's, else the session's, which has ended; else zero
 	sender slog.Attr // for the log: where the request came from
 }
 
@@ -161,13 +161,14 @@ func (a admission) logAttrs() slog.Attr {
 func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 	a.sender = senderAttrs(r)
 	for {
-		var of claimID // the session's claim
+		a.claim = Claim{}
 		if id, inURL := presentedSession(r); id != "" {
-			a.session, of = g.sessions.find(id, inURL)
+			a.session, a.claim = g.sessions.find(id, inURL)
 			if a.session == nil {
 				return a, errNoSession
 			}
 		}
+		of := a.claim.claimID // the session's
 		facts, err := g.findFacts(r, a.session, of)
 		if err != nil {
 			return a, err
@@ -175,8 +176,6 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 		a.principal, a.badCode, err = decide(facts)
 		if a.principal != nil && a.principal.exists() {
 			a.claim = a.principal.Claim
-		} else {
-			a.claim = g.endedClaim(r, of)
 		}
 		if facts.presents && facts.presented == nil && facts.unreadable == nil {
 			g.log.Warn("an invalid claim code was presented",
@@ -195,20 +194,6 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 		}
 		return a, nil
 	}
-}
-
-// endedClaim returns the claim that a session had or, if it had none, the claim that had the
-// code of a request. It is zero if there was none, or the store has forgotten it.
-func (g *Gate) endedClaim(r *http.Request, of claimID) Claim {
-	code, _ := presentedCode(r)
-	if of.exists() {
-		code = of.Code
-	}
-	c := g.claims.LastKnown(code)
-	if of.exists() && c.claimID != of {
-		return Claim{claimID: of} // its label is forgotten
-	}
-	return c
 }
 
 // findFacts returns the facts about a request in a session, which is nil for none, with a

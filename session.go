@@ -113,7 +113,7 @@ type Session struct {
 	profile    atomic.Pointer[clientProfile] // the value is never changed
 
 	// Guarded by sessionTable.mu, unless the session is in no table:
-	claim         claimID            // now; zero for none
+	claim         Claim              // now; zero for none
 	principal     *Principal         // of its latest request; nil unless the session is in the table
 	member        context.Context    // see admission
 	endMembership context.CancelFunc // ends member
@@ -129,7 +129,7 @@ func newSession(o sessionOrigin) *Session {
 		sessionOrigin: o,
 		era:           stateful,
 		calls:         new(sync.Map),
-		claim:         o.Claim,
+		claim:         Claim{claimID: o.Claim},
 		lastSeen:      make(map[string]string),
 	}
 	s.life, s.close = context.WithCancel(context.Background())
@@ -253,7 +253,7 @@ func newSessionTable(key []byte) *sessionTable {
 // HTTP+SSE session, which lasts as long as its stream. Any other session that is not in
 // memory is made again, as its id says. find returns nil for a session that is unknown, has
 // expired or has ended.
-func (t *sessionTable) find(name string, inURL bool) (s *Session, claim claimID) {
+func (t *sessionTable) find(name string, inURL bool) (s *Session, claim Claim) {
 	t.mu.Lock()
 	if s = t.byName[name]; s != nil {
 		claim = s.claim
@@ -264,12 +264,12 @@ func (t *sessionTable) find(name string, inURL bool) (s *Session, claim claimID)
 			s = newSession(o)
 			s.name = name
 			s.restored = true
-			claim = o.Claim
+			claim = s.claim
 		}
 	}
 	if s == nil || s.life.Err() != nil || time.Since(s.Issued) >= sessionLife ||
 		inURL != s.isSSE() {
-		return nil, claimID{}
+		return nil, Claim{}
 	}
 	return s, claim
 }
@@ -281,11 +281,11 @@ func (t *sessionTable) touch(s *Session, of claimID, p *Principal) (member conte
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	current := t.byName[s.name]
-	if s.life.Err() != nil || s.claim != of || current != nil && current != s {
+	if s.life.Err() != nil || s.claim.claimID != of || current != nil && current != s {
 		return nil
 	}
 	if p.exists() {
-		s.claim = p.claimID
+		s.claim = p.Claim
 	}
 	t.byName[s.name] = s
 	t.assignLocked(s, p)

@@ -107,7 +107,7 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 	own.ctx, end = context.WithCancel(t.Context())
 	table := newSessionTable(newSessionKey())
 	use := func(s *Session, p *Principal) {
-		check(t, "the session is in use", table.touch(s, s.claim, p) != nil, true)
+		check(t, "the session is in use", table.touch(s, s.claim.claimID, p) != nil, true)
 	}
 	open := func(p *Principal) *Session {
 		s := newSession(newOrigin(protocols[0], 0, claimID{}))
@@ -151,7 +151,7 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 func claimOf(t *testing.T, g *Gate, id string) claimID {
 	t.Helper()
 	_, claim := g.sessions.find(id, false)
-	return claim
+	return claim.claimID
 }
 
 // A request uses the session that it found only if nothing has happened to the session since.
@@ -176,7 +176,7 @@ func TestSessionIsCheckedAtUse(t *testing.T) {
 			id := g.Create(protocols[0], 0, everyone).session.name
 			s, claim := g.sessions.find(id, false)
 			tt.happen(s)
-			check(t, "it may be used", g.sessions.touch(s, claim, everyone) != nil, tt.want)
+			check(t, "it may be used", g.sessions.touch(s, claim.claimID, everyone) != nil, tt.want)
 		})
 	}
 	sse := g.Create(sseProtocol, 0, everyone).session.name
@@ -228,7 +228,7 @@ func TestSessionIDSaysWhatItIs(t *testing.T) {
 				s, claim := g.sessions.find(id, false)
 				check(t, "it is gone", s == nil, tt.gone)
 				if !tt.gone {
-					check(t, "its claim", claim, tt.claim)
+					check(t, "its claim", claim.claimID, tt.claim)
 					check(t, "its capabilities", s.Caps, capRoots)
 				}
 				s, _ = g.sessions.find(id, true)
