@@ -104,7 +104,8 @@ func TestNodeParametersByName(t *testing.T) {
 	for _, want := range []string{
 		"a_hail(name)", "a_one", "a_mixed(first, opts, second, more)", "a_stale(who, times)",
 		"a_listed(names, then)", "a_sum(a, b)", "b_shift(by, _)", "c_add(a, b)",
-		"note: add" + notAll + "a, b", "note: greet" + notAll + "times", "note: all" + notAll + "{ … }, more",
+		"note: add" + notAll + "a, b", "note: greet" + notAll + "times",
+		"note: all" + notAll + "{ … }, more", "note: bound is not offered: declare it in this file",
 		"note: one takes one object, but nothing names its fields", "note: listed: then" + unknown + "Function",
 		"note: stale: @param wh: the method has no such parameter", "note: Box" + onlyFunctions,
 		"note: group" + onlyFunctions, "note: make is not offered: remove the word static",

@@ -218,7 +218,7 @@ var protectingTags = []string{"signature", "webhook", "internal", "unshared"}
 
 var (
 	// tagLine matches a line that begins with a tag, and innerTag a tag inside a line.
-	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?[\s\pZ]*(.*?)[\s\pZ]*$`)
+	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?[\s\pZ]*(?:- )?(.*?)[\s\pZ]*$`)
 	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf})@([A-Za-z-]+)`)
 
 	// noText matches a line that is a rule, or addresses a tool.

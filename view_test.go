@@ -86,7 +86,8 @@ func TestUnsharedMethods(t *testing.T) {
 		} {
 			check(t, fmt.Sprintf("%s in %v", page, scope), v.Lookup("resources", page) != nil, isThere)
 		}
-		check(t, "the module's own name of a kept method", v.Lookup("tools", "f1") != nil, scope == scopeAll())
+		isThere := v.Lookup("tools", "f1") != nil
+		check(t, "the module's own name of a kept method", isThere, scope == scopeAll())
 	}
 	for _, path := range []string{"a", "b", "c"} {
 		tool, _ := catalog.View(scopeAll(), nil).Hook(path)

@@ -674,7 +674,8 @@ class Source {
     this.name = name
     const tags = paramDocs(doc)
     const docs = tags.filter(({ tag }) => /^(param|arg)/.test(tag))
-    const list = this.parameters(params, run.length)
+    if (params === undefined && run.length > 1) return skip(name, 'declare it in this file')
+    const list = this.parameters(params)
     this.match(list, docs)
     const [one] = list
     const isObject = list.length === 1 && takesObject(one)
@@ -688,9 +689,9 @@ class Source {
     return { tool, inOrder }
   }
 
-  // parameters reads a list of parameters. Of one in another file, only the length is known.
-  parameters(at, length) {
-    if (at === undefined) return Array.from({ length: length || 1 }, () => ({}))
+  // parameters reads a list of parameters, unless it is in another file.
+  parameters(at) {
+    if (at === undefined) return [{}]
     const list = []
     const ends = this.text[at - 1] === '(' ? [')', ''] : ['=>', '']
     this.pos = at

@@ -34,4 +34,5 @@ export const sum = async (a, b) => a + b
 export const delivered = (_webhook, name) => [_webhook.method, name]
 export class Box { put({ a }) { return a } }
 export const group = { put({ a }) { return a } }
+export const bound = sum.bind(null)
 export const settings = { a: 1, b: [] }
