@@ -226,19 +226,19 @@ var (
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
-// foldTag returns the name of a tag as in tagTable.
-func foldTag(name string) string { return strings.ToLower(strings.ReplaceAll(name, "-", "")) }
-
-// effectOf returns the effect of a tag, given by its folded name; "" if it is unknown. The programs
-// that usher hosts know only protectingTags.
-func effectOf(name string, kind Kind) string {
+// lookupTag returns the name of a tag as in tagTable, and its effect; "" if it is unknown. The
+// programs that usher hosts know only protectingTags.
+func lookupTag(word string, kind Kind) (name, effect string) {
+	name = strings.ToLower(strings.ReplaceAll(word, "-", ""))
+	if !kind.singleFile() && !slices.Contains(protectingTags, name) {
+		return name, ""
+	}
 	for line := range strings.Lines(tagTable) {
-		words := strings.Fields(line)
-		if slices.Contains(words[1:], name) && (kind.singleFile() || slices.Contains(protectingTags, name)) {
-			return words[0]
+		if words := strings.Fields(line); slices.Contains(words[1:], name) {
+			return name, words[0]
 		}
 	}
-	return ""
+	return name, ""
 }
 
 // isSimilar reports whether at most n bytes must be inserted, deleted, replaced or swapped with
@@ -291,10 +291,10 @@ func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 		return fmt.Sprintf("%q: %s @%s", clipText(strings.TrimSpace(line), maxLogged), advice, name)
 	}
 	for _, parts := range innerTag.FindAllStringSubmatch(line, -1) {
-		name := foldTag(parts[1])
+		name, inner := lookupTag(parts[1], kind)
 		if slices.Contains(protectingTags, name) {
 			t.refused = slip("begin a line with", name)
-		} else if inner := effectOf(name, kind); inner != "" && inner != "none" {
+		} else if inner != "" && inner != "none" {
 			t.problems = append(t.problems, slip("begin a line with", name))
 		}
 	}
@@ -302,13 +302,12 @@ func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 	if parts == nil {
 		return "", line
 	}
-	name := foldTag(parts[1])
-	switch effect = effectOf(name, kind); effect {
-	case "text": // which may be that of another tag
+	name, effect := lookupTag(parts[1], kind)
+	if effect == "text" { // which may be that of another tag
 		inner, rest := t.readTag(parts[2], kind)
 		return cmp.Or(inner, effect), rest
-	case "":
-	default:
+	}
+	if effect != "" {
 		return effect, parts[2]
 	}
 	for _, tag := range protectingTags {
@@ -325,7 +324,6 @@ func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 
 // apply applies a tag, and returns what the next lines continue; nil if they do not.
 func (t *docTags) apply(effect, text string) *string {
-	hint, value, _ := strings.Cut(effect, ":")
 	switch effect {
 	case "webhook":
 		t.IsHook = true
@@ -336,8 +334,6 @@ func (t *docTags) apply(effect, text string) *string {
 		t.Internal = true
 	case "unshared":
 		t.Unshared = true
-	case "none":
-		return new(string)
 	case "title":
 		t.annotations = t.annotations.set(effect, quote(text))
 	case "returns":
@@ -345,15 +341,18 @@ func (t *docTags) apply(effect, text string) *string {
 		return &t.returns
 	case "param":
 		p, ok := parseParam(text)
+		if ok && !strings.Contains(p.name, ".") { // a.b is a field of the parameter a
+			t.params = append(t.params, p)
+			return &t.params[len(t.params)-1].text
+		}
 		if !ok {
 			t.problems = append(t.problems, "@param "+text+": want a name, as in @param {string} name")
 		}
-		if !ok || strings.Contains(p.name, ".") { // a.b is a field of the parameter a
-			return new(string)
-		}
-		t.params = append(t.params, p)
-		return &t.params[len(t.params)-1].text
+		return new(string)
+	case "none":
+		return new(string)
 	default:
+		hint, value, _ := strings.Cut(effect, ":")
 		t.annotations = t.annotations.set(hint, json.RawMessage(value))
 	}
 	return nil
