@@ -52,7 +52,6 @@ const (
 
 	// worker.go: one process of a module.
 	maxWorkerLine = 64 << 20 // bytes of one message from a process
-	maxInput      = 16 << 20 // bytes queued for one process per principal, behind what is being written
 	maxAsks       = 64       // unanswered asks of one process to clients of one principal
 	maxLoggedLine = 16 << 10 // bytes logged of one stray line, or of a traceback
 	tailLines     = 8        // lines of stderr in the error of one failed start, or call of a shell function
@@ -60,10 +59,10 @@ const (
 
 	// pool.go: the processes of one module.
 	maxProcs     = 16 // processes of one module
-	maxProcsOf   = 4  // processes of one module per principal
+	maxProcsOf   = 4  // processes of one module per claim
+	maxProcsOpen = 12 // processes of one module for all callers without a claim
 	maxRunning   = 64 // running calls of one module, cancelled ones included; more calls wait
 	maxRunningOf = 32 // running calls of one module per principal, and for all webhooks
-	maxCancelled = 16 // cancelled calls that may run in one process before another takes new calls
 	maxRounds    = 32 // times that one call may ask for input
 
 	// modules.go, view.go: the registry and its tool names.
@@ -90,7 +89,9 @@ const (
 // Safe for concurrent use.
 type counter[K comparable] struct {
 	perKey int64 // the most that one key may use
-	total  int64 // the most that all keys together may use; 0: unlimited
+	// limitOf returns the most that a key may use; nil: perKey.
+	limitOf func(K) int64
+	total   int64 // the most that all keys together may use; 0: unlimited
 
 	mu      sync.Mutex // guards the fields below
 	used    map[K]int64
@@ -109,7 +110,11 @@ func (c *counter[K]) reserve(key K, n int64) bool {
 // reserveLocked does the work of reserve. The caller holds c.mu.
 func (c *counter[K]) reserveLocked(key K, n int64) bool {
 	total := cmp.Or(c.total, math.MaxInt64)
-	if n > 0 && (c.used[key]+n > c.perKey || c.all+n > total) {
+	most := c.perKey
+	if c.limitOf != nil {
+		most = c.limitOf(key)
+	}
+	if n > 0 && (c.used[key]+n > most || c.all+n > total) {
 		return false
 	}
 	c.addLocked(key, n)

@@ -58,7 +58,7 @@
 // are held without taking a further one.
 //
 //	daemon.handlers, duplex.mu
-//	Registry.scanning, moduleOwner.mu, Registry.mu, pool.mu, Worker.mu
+//	Registry.scanning, moduleOwner.mu, Registry.mu, pool.mu
 //	sessionTable.mu, Session.mu, outbox.mu
 //	suspendedCalls.mu
 //	memory.mu, counter.mu

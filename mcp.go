@@ -141,6 +141,7 @@ func (s *Server) newRequest(
 	}
 	if !r.caller.Sessionless {
 		r.caller.Ask = r.ask
+		r.caller.HasStream = r.session.hasStream
 	}
 	return r
 }
@@ -386,12 +387,23 @@ func (r *request) find() (*Item, error) {
 	if err != nil {
 		return nil, err
 	}
-	if item := view.Lookup(list, name); item != nil {
+	item := view.Lookup(list, name)
+	if item == nil && view.items[list][name] == nil {
+		err = r.server.modules.AwaitName(r.ctx, r.caller, view, name, r.arrived)
+		if err == nil {
+			view, err = r.view()
+		}
+		if err != nil {
+			return nil, err
+		}
+		item = view.Lookup(list, name)
+	}
+	if item != nil {
 		return item, nil
 	}
 	claimants := view.items[list][name]
 	if claimants == nil {
-		if err := r.server.modules.CheckUnknown(r.ctx, view, name, r.arrived); err != nil {
+		if err := r.server.modules.Failure(r.ctx, view, name); err != nil {
 			return nil, err
 		}
 	}

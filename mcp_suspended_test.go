@@ -201,7 +201,7 @@ func TestSuspendedCallsEnd(t *testing.T) {
 // A suspended call ends with its claim, without another request, and can't be continued.
 func TestSuspendedEndsWithClaim(t *testing.T) {
 	t.Parallel()
-	const params = `{"name":"m_ask",` + withForms + `}`
+	const params = `{"name":"m_stay",` + withForms + `}`
 	for _, revoked := range []bool{true, false} {
 		runInBubble(t, fmt.Sprint("it is revoked: ", revoked), func(t *testing.T, b *bubble) {
 			claim, err := openStore(t, b.base).Create(t.Context(), "/w", "", askTimeout/2)

@@ -133,7 +133,7 @@ func (b *bubble) says(params object) {
 
 // answers has m answer its first call.
 func (b *bubble) answers(msg *Message) {
-	b.process.update(func(s *workerState) { msg.ID = json.RawMessage(sortedKeys(s.calls)[0]) })
+	b.process.update(func() { msg.ID = json.RawMessage(sortedKeys(b.process.calls)[0]) })
 	b.process.handle(msg)
 }
 

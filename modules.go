@@ -45,9 +45,8 @@ const (
 	pollShare = 20 // scans may take 1/pollShare of the time
 
 	publishDelay  = 50 * time.Millisecond // from a change to the catalog that shows it
-	readInterval  = time.Second           // between two readings of the lists of one process
 	retryDelay    = 5 * time.Second       // before a call tries a module again that failed
-	retryInterval = time.Minute           // before a scan tries it again; see also moduleOwner.offer
+	retryInterval = time.Minute           // before a scan tries it again; see also moduleOwner.onLists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
 )
@@ -91,6 +90,7 @@ type Registry struct {
 	files   map[string]string       // as scan.files, of the last scan
 	due     bool                    // the catalog is about to be replaced
 	changed chan struct{}           // closed when the catalog has been replaced
+	pools   sync.Map                // of *pool: those that are not gone
 }
 
 // newRegistry returns a registry after one scan of the workspace. Its catalog contains the
@@ -109,6 +109,7 @@ func newRegistry(c registryConfig) *Registry {
 	r.update(scanFolders(r.Roots, r.Served...))
 	r.publish()
 	r.started = time.Now() // not before the scan, which may take long
+	r.running.Go(r.sweep)
 	if r.Watch {
 		r.running.Go(r.watch)
 	}
@@ -193,25 +194,43 @@ func (r *Registry) WaitStart(ctx context.Context, scope Scope) {
 	}
 }
 
-// CheckUnknown looks for changes, as Refresh does, because a name is unknown in a view. It waits
-// for the lists of processes that are being read, if the name may belong to their module. The error
-// is errRetired if the name must be looked up again; other errors say why a module can't be hosted
-// that the name may belong to.
-func (r *Registry) CheckUnknown(ctx context.Context, view *View, name string, since time.Time) error {
-	r.Refresh(since)
-	candidates := view.candidates(name, nil)
-	for _, m := range candidates {
-		if err := m.owner.waitRead(ctx); err != nil {
+// AwaitName waits for what may bring a name that is unknown in a caller's view: a scan, unless one
+// has begun since a time; one reading of the lists of the caller's processes, if they have announced
+// changes; and modules of the view's scope that are being introspected. It does not wait until lists
+// no longer change. The error is ctx's cause, or errEnded if the principal's claim ends first.
+func (r *Registry) AwaitName(
+	ctx context.Context, caller Caller, view *View, name string, since time.Time,
+) error {
+	r.Refresh(ctx, since)
+	for _, m := range view.candidates(name, nil) {
+		var read chan struct{}
+		m.pool.ofMember(caller.Member, func(w *Worker) { read = cmp.Or(w.due, w.reading) })
+		if read == nil {
+			continue
+		}
+		if err := caller.Principal.waitFor(ctx, read); err != nil {
 			return err
 		}
 	}
-	if r.Pending(view.scope) || r.catalog.Load() != view.catalog {
-		return errRetired
-	}
-	for _, m := range candidates {
-		if m.Err != nil {
-			return m.owner.checkCurrent(m.pool)
+	for changed := r.Changed(); r.Pending(view.scope); changed = r.Changed() {
+		if err := caller.Principal.waitFor(ctx, changed); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// Failure returns why a module of a view that a name may belong to can't be hosted, or nil. It
+// returns errRetired if such a module is tried again.
+func (r *Registry) Failure(ctx context.Context, view *View, name string) error {
+	for _, m := range view.candidates(name, nil) {
+		if m.Err == nil {
+			continue
+		}
+		if err := m.owner.checkCurrent(ctx, m.pool); err != nil {
+			return err
+		}
+		return m.failure() // the version before an edit that is not approved is still served
 	}
 	return nil
 }
@@ -224,30 +243,47 @@ func (r *Registry) watch() {
 	wait := minPoll
 	for pauseFor(r.ctx, wait) {
 		start := time.Now()
-		r.Refresh(start)
+		r.Refresh(r.ctx, start)
 		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
 	}
 }
 
-// Refresh scans the workspace, unless a scan has begun since a time, or usher does not follow
-// changes.
-func (r *Registry) Refresh(since time.Time) {
-	defer catch(r.Log, nil)
-	r.scanning.Lock()
-	defer r.scanning.Unlock()
-	if !r.Watch || r.scanned.After(since) {
-		return
+// sweep looks for calls and processes that have taken too long, in all pools.
+func (r *Registry) sweep() {
+	for pauseFor(r.ctx, sweepTime) {
+		r.pools.Range(func(p, _ any) bool {
+			if p.(*pool).sweep(time.Now()) {
+				r.pools.Delete(p)
+			}
+			return true
+		})
 	}
-	// Calls of unknown names cause scans, which may take half of the time.
-	pauseFor(r.ctx, r.scanTook-time.Since(r.scanned.Add(r.scanTook)))
-	r.scanned = time.Now()
-	r.update(scanFolders(r.Roots, r.Served...))
-	r.scanTook = time.Since(r.scanned)
+}
+
+// Refresh scans the workspace, unless a scan has begun since a time, or usher does not follow
+// changes. It does not wait longer than ctx, although the scan may have to wait.
+func (r *Registry) Refresh(ctx context.Context, since time.Time) {
+	scanned := make(chan struct{})
+	r.running.Go(func() {
+		defer close(scanned)
+		defer catch(r.Log, nil)
+		r.scanning.Lock()
+		defer r.scanning.Unlock()
+		if !r.Watch || r.scanned.After(since) {
+			return
+		}
+		// Calls of unknown names cause scans, which may take half of the time.
+		pauseFor(r.ctx, r.scanTook-time.Since(r.scanned.Add(r.scanTook)))
+		r.scanned = time.Now()
+		r.update(scanFolders(r.Roots, r.Served...))
+		r.scanTook = time.Since(r.scanned)
+	})
+	_ = waitFor(ctx, scanned) // the caller notices the end of ctx itself
 }
 
 // update tells the owners of modules what a scan has found, and removes the modules that are gone.
 // Editors replace a file by removing it for a moment, so one scan that misses a file does not
-// count. update also stops idle processes. The caller holds r.scanning.
+// count. The caller holds r.scanning.
 func (r *Registry) update(s *scan) {
 	check := r.approval()
 	for _, key := range sortedKeys(s.sources) {
@@ -257,27 +293,28 @@ func (r *Registry) update(s *scan) {
 			r.compare(found, check)
 		}
 	}
-	for _, o := range r.modules {
-		o.do(func() { o.markMissing(!s.has(o.source)) })
+	for key, o := range r.modules {
+		missing := !s.has(o.source)
+		if missing != o.latest.Load().Missing {
+			o.do(func() {
+				m := *o.latest.Load()
+				m.Missing = missing
+				o.setLatest(m)
+			})
+		} else if missing {
+			if o.source.Name != "" {
+				o.log.Info("module removed")
+			}
+			o.cancel()
+			r.mu.Lock()
+			delete(r.modules, key)
+			r.publishSoon()
+			r.mu.Unlock()
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.files = s.files
-	for key, o := range r.modules {
-		if p := o.latest.Load().pool; p != nil {
-			p.reap(time.Now(), r.Idle)
-		}
-		missed := o.missing
-		o.missing = !s.has(o.source)
-		if o.missing && missed {
-			if o.source.Name != "" {
-				o.log.Info("module removed")
-			}
-			delete(r.modules, key)
-			o.cancel()
-			r.publishSoon()
-		}
-	}
 }
 
 // compare begins a version of a module if its source is new, has changed, or has been approved or
@@ -343,17 +380,17 @@ type moduleOwner struct {
 	cancel   context.CancelFunc
 	latest   atomic.Pointer[Module] // for the next catalog; changed with mu locked
 	loaded   atomic.Pointer[parts]  // of the newest version, as far as they are known
+	slots    counter[*Principal]    // running calls, of all versions
+	rooms    counter[*Principal]    // processes of all versions; see pool
 
 	// Guarded by Registry.scanning.
-	source  source // the newest; zero until its first version begins
-	missing bool   // the last scan did not find it
+	source source // the newest; zero until its first version begins
 
-	mu       sync.Mutex           // guards the fields below
-	pool     *pool                // of the newest version
-	readings map[*Worker]*reading // of the lists of its processes
-	examined time.Time            // when a process last caused an introspection
-	failed   time.Time            // when its introspection failed; else zero
-	reported string               // why the module could not be hosted
+	mu       sync.Mutex // guards the fields below
+	pool     *pool      // of the newest version
+	examined time.Time  // when a process last caused an introspection
+	failed   time.Time  // when its introspection failed; else zero
+	reported string     // why the module could not be hosted
 }
 
 // addOwner adds a module that a scan has found, which is pending.
@@ -361,7 +398,8 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 	o := &moduleOwner{
 		registry: r,
 		log:      r.Log.With("module", found.Name, "kind", found.Kind, "file", found.file()),
-		readings: make(map[*Worker]*reading),
+		slots:    counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
+		rooms:    counter[*Principal]{limitOf: roomsOf, total: maxProcs},
 	}
 	o.latest.Store(&Module{source: found, owner: o, Pending: true})
 	o.loaded.Store(&parts{})
@@ -382,22 +420,13 @@ func (o *moduleOwner) do(change func()) {
 	}
 }
 
-// show sets what the next catalog shows of the module.
-func (o *moduleOwner) show(m Module) {
+// setLatest sets what the next catalog shows of the module.
+func (o *moduleOwner) setLatest(m Module) {
 	m.owner = o
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
 	o.latest.Store(&m)
 	o.registry.publishSoon()
-}
-
-// markMissing records whether the last scan missed the module's file.
-func (o *moduleOwner) markMissing(missing bool) {
-	m := *o.latest.Load()
-	if m.Missing != missing {
-		m.Missing = missing
-		o.show(m)
-	}
 }
 
 // begin begins a version of the module, which is pending until it is served or has failed. The
@@ -415,19 +444,19 @@ func (o *moduleOwner) begin(found source, known *manifest) {
 	}
 	m.Pending = true
 	m.Err = nil
-	o.show(m)
+	o.setLatest(m)
 	switch {
 	case found.Invalid != nil:
 		o.fail(found.Invalid)
 	case known != nil:
-		o.serve(known)
+		o.publishLists(known)
 	default:
-		o.work()
+		o.introspectLater()
 	}
 }
 
-// work introspects the newest version in the background, and serves what it offers.
-func (o *moduleOwner) work() {
+// introspectLater introspects the newest version in the background, and serves what it offers.
+func (o *moduleOwner) introspectLater() {
 	p := o.pool
 	o.registry.running.Go(func() {
 		m, err := o.introspect(p)
@@ -438,8 +467,8 @@ func (o *moduleOwner) work() {
 			switch {
 			case p != o.pool: // a newer version has begun
 			case err == nil:
-				o.serve(m)
-			case p.offers == "":
+				o.publishLists(m)
+			case o.latest.Load().pool != p:
 				o.failed = time.Now()
 				o.fail(err)
 			}
@@ -447,94 +476,56 @@ func (o *moduleOwner) work() {
 	})
 }
 
-// serve serves what the newest version offers, if that is new.
-func (o *moduleOwner) serve(offered *manifest) {
+// publishLists serves what the newest version offers, if that is new.
+func (o *moduleOwner) publishLists(offered *manifest) {
 	p := o.pool
-	hash := offered.hash()
-	if hash == p.offers {
+	offered.Hash = offered.hash()
+	m := newModule(o, p, offered)
+	last := o.latest.Load()
+	if last.pool == p && last.Hash == m.Hash {
 		return
 	}
-	p.offers = hash
-	m := newModule(p, offered)
-	last := o.latest.Load()
 	what := "module changed"
 	if last.pool == nil {
 		what = "module added"
 	}
-	if last.pool == p {
-		m.own = last.own
-	}
 	o.log.Info(what, "tools", len(m.Methods))
 	o.reported = ""
-	o.show(*m)
+	o.setLatest(*m)
 	if last.pool != p {
 		last.pool.retire()
 	}
 }
 
-// offer serves what a process of p offers: to all callers, or only to those of the process if it
-// serves one Member, because names from one claim's process must not reach other claims. If the
-// lists of such a process differ when it starts, the module itself may have changed what it offers:
-// then it is introspected again, at most once per retryInterval.
-func (o *moduleOwner) offer(p *pool, w *Worker, m *manifest, isNew bool) {
-	served := o.latest.Load()
-	switch {
-	case p != served.pool || p != o.pool: // a newer version has begun
-	case !p.perSession:
+// onLists handles what a process lists. A process for all callers changes the module. What a
+// process for one Member lists is only for the callers of that process, because its names must not
+// reach other claims: their views ask the pool for it. If such a process lists something else when
+// it starts, the module itself may have changed what it offers: then it is introspected again, at
+// most once per retryInterval. m is nil at the end of such a process: then its callers see what the
+// module lists again.
+func (o *moduleOwner) onLists(w *Worker, m *manifest) {
+	p := w.pool
+	if !p.perSession && o.latest.Load().pool == p {
 		o.writeCache(p.source, m)
-		o.serve(m)
-	case m.hash() == p.offers:
-		o.setOwn(p, w, nil)
-	default:
-		own := newModule(p, m)
-		own.owner = o
-		o.setOwn(p, w, own)
-		if isNew && time.Since(o.examined) > retryInterval {
-			o.examined = time.Now()
-			o.work()
-		}
 	}
-}
-
-// waitRead waits until the lists of the module's processes have been read. If they are being read,
-// it also waits for the next attempt, because the one in progress may have missed a change.
-func (o *moduleOwner) waitRead(ctx context.Context) error {
-	for range 2 {
-		o.mu.Lock()
-		var attempts []chan struct{}
-		for _, r := range o.readings {
-			attempts = append(attempts, r.done)
-		}
-		o.mu.Unlock()
-		for _, done := range attempts {
-			if err := waitFor(ctx, done); err != nil {
-				return err
+	o.do(func() {
+		served := o.latest.Load()
+		switch {
+		case p != served.pool || p != o.pool: // a newer version has begun
+		case !p.perSession:
+			o.publishLists(m)
+		default:
+			before := w.setLists(m)
+			differ := func(m *manifest) bool { return m != nil && m.Hash != served.Hash }
+			if before == nil && differ(m) && time.Since(o.examined) > retryInterval {
+				o.examined = time.Now()
+				o.introspectLater()
+			}
+			if differ(m) || differ(before) {
+				o.setLatest(*served)
 			}
 		}
-	}
-	return nil
-}
-
-// setOwn sets the module that the callers of w, a process of p for one Member, see in place of the
-// one that is served. They see that one again if own is nil, and after the end of w. The process
-// for deliveries has no Member: senders see the view of everything.
-func (o *moduleOwner) setOwn(p *pool, w *Worker, own *Module) {
-	member := w.owner.Member
-	m := *o.latest.Load()
-	last := m.own[member]
-	isGone := own != nil && !w.alive()
-	isSame := own == nil && (last == nil || last.pool != p)
-	if isGone || isSame || member == nil {
-		return
-	}
-	all := make(map[context.Context]*Module)
-	maps.Copy(all, m.own)
-	all[member] = own
-	if own == nil {
-		delete(all, member)
-	}
-	m.own = all
-	o.show(m)
+	})
 }
 
 // fail records why the newest version can't be hosted.
@@ -547,12 +538,12 @@ func (o *moduleOwner) fail(err error) {
 	m := *o.latest.Load()
 	m.Err = err
 	m.Pending = false
-	o.show(m)
+	o.setLatest(m)
 }
 
-// addParts adds files to the parts of the module, which a process of p has loaded, unless scans do
+// addParts adds files to the parts of the module, which a process has loaded, unless scans do
 // not search their folders. The cache gets them when the lists of the process are read.
-func (o *moduleOwner) addParts(p *pool, w *Worker, paths []string) {
+func (o *moduleOwner) addParts(w *Worker, paths []string) {
 	last := o.loaded.Load()
 	paths = slices.DeleteFunc(paths, func(path string) bool {
 		return slices.Contains(last.Paths, path) || !isSearched(path, o.registry.Roots)
@@ -561,8 +552,8 @@ func (o *moduleOwner) addParts(p *pool, w *Worker, paths []string) {
 		return
 	}
 	o.loaded.Store(newParts(slices.Concat(last.Paths, paths)))
-	if o.latest.Load().pool == p {
-		o.listsChanged(p, w, false)
+	if o.latest.Load().pool == w.pool {
+		w.listsChanged()
 	}
 }
 
@@ -578,21 +569,21 @@ func (o *moduleOwner) tryAgain(wait time.Duration) {
 // scans the workspace. A file that is gone does not count as changed: scans notice its removal. The
 // error is errRetired if a newer version is ready or pending, else the reason why that can't be
 // hosted.
-func (o *moduleOwner) checkCurrent(p *pool) error {
+func (o *moduleOwner) checkCurrent(ctx context.Context, p *pool) error {
 	r := o.registry
 	if p != nil && (!r.Watch || r.Approved != "") {
 		return nil
 	}
-	path := o.latest.Load().Path
-	info, err := os.Stat(path)
+	m := o.latest.Load()
+	info, err := os.Stat(m.Path)
 	r.mu.Lock()
-	scanned := r.files[path]
+	scanned, known := r.files[m.Path] // unknown if its folder can't be listed at the moment
 	r.mu.Unlock()
-	if err == nil && fileVersion(info) != scanned {
-		r.Refresh(time.Now())
+	if err == nil && fileVersion(info) != scanned && (known || m.Missing) {
+		r.Refresh(ctx, time.Now())
 	}
 	o.do(func() { o.tryAgain(retryDelay) })
-	m := o.latest.Load()
+	m = o.latest.Load()
 	if m.Pending || m.Err == nil && m.pool != p {
 		return errRetired
 	}
@@ -636,8 +627,8 @@ var noMethods = map[Kind]string{
 }
 
 // newModule returns the module that a pool serves, if that offers what the manifest says.
-func newModule(p *pool, offered *manifest) *Module {
-	m := &Module{source: p.source, manifest: *offered, pool: p}
+func newModule(o *moduleOwner, p *pool, offered *manifest) *Module {
+	m := &Module{source: p.source, manifest: *offered, owner: o, pool: p}
 	for _, raw := range m.Lists["tools"] {
 		method := parseMethod(raw, m.Kind)
 		if method.refused == "" {
@@ -698,7 +689,8 @@ func (o *moduleOwner) writeCache(s source, m *manifest) {
 // ---- Lists
 
 // introspect asks the first process of a version for its lists. The process of a single-file module
-// then waits for calls, unless more modules are about to be introspected: they might be a thousand.
+// then waits for calls, unless more modules are about to be
+// introspected: otherwise a first start would leave one process per module running.
 func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	r := o.registry
 	defer catch(o.log, &err)
@@ -716,54 +708,9 @@ func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	}
 	m, err = p.introspect()
 	if !p.perSession && slot.counter.busy() { // else the process has ended
-		p.reap(time.Now(), 1)
+		p.drain()
 	}
 	return m, err
-}
-
-// reading reads the lists of a process, because they may have changed. moduleOwner.mu guards it.
-type reading struct {
-	again bool          // a change was announced since the current attempt began
-	done  chan struct{} // closed at the end of the current attempt; the next one has its own
-}
-
-// listsChanged reports that the lists of w, a process of p, may have changed. They are read soon,
-// at most once per readInterval. isNew says that the process has just started.
-func (o *moduleOwner) listsChanged(p *pool, w *Worker, isNew bool) {
-	o.do(func() {
-		r := o.readings[w]
-		if r != nil {
-			r.again = true
-			return
-		}
-		r = &reading{done: make(chan struct{})}
-		o.readings[w] = r
-		o.registry.running.Go(func() { o.read(p, w, r, isNew) })
-	})
-}
-
-// read reads the lists of a process, again and again until no change is announced during a reading.
-func (o *moduleOwner) read(p *pool, w *Worker, r *reading, isNew bool) {
-	defer func() { close(r.done) }() // not close(r.done): each attempt has a channel of its own
-	defer catch(o.log, nil)
-	for again := true; again; {
-		pauseFor(w.ctx, readInterval) // more changes are likely to follow
-		o.do(func() { r.again = false })
-		m, err := readManifest(p.ctx, w)
-		again = false
-		o.do(func() {
-			if err == nil {
-				o.offer(p, w, m, isNew)
-			}
-			again = r.again && w.alive()
-			if again {
-				close(r.done)
-				r.done = make(chan struct{})
-			} else {
-				delete(o.readings, w)
-			}
-		})
-	}
 }
 
 // ---- Approval
@@ -933,71 +880,59 @@ func (r *Registry) checkApproved(s source) (source, error) {
 // newPool returns the pool of a version.
 func (o *moduleOwner) newPool(s source) *pool {
 	r := o.registry
-	p := &pool{
+	config := poolConfig{
 		source:     s,
-		log:        o.log,
+		log:        r.Log.With("module", s.Name),
 		perSession: !s.Kind.singleFile() && !s.Launch.Shared,
+		ends:       r.ctx,
 		timeout:    r.CallTimeout,
+		idle:       r.Idle,
 		running:    &r.running,
-		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
-		started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
-		crashed:    make(map[context.Context]time.Time),
+		slots:      &o.slots,
+		rooms:      &o.rooms,
+		onLists:    o.onLists,
+		onParts:    o.addParts,
+		start:      o.startProcess,
 	}
-	p.ctx, p.cancel = context.WithCancel(o.ctx)
-	context.AfterFunc(p.ctx, p.retire)
+	if config.perSession && (r.Idle == 0 || r.Idle > sessionIdle) {
+		config.idle = sessionIdle
+	}
 	if s.Kind == kindShell {
-		p.shell = &shellRunner{s, r.Log.With("module", s.Name), r.groups, o.ctx, r.checkApproved}
+		config.shell = &shellRunner{s, config.log, r.groups, o.ctx, r.checkApproved}
 	}
-	p.start = func(owner *Caller) (w *Worker, err error) {
-		defer catch(o.log, &err)
-		w, err = o.startProcess(p, owner)
-		if _, isFault := errors.AsType[*fault](err); err != nil && !isFault {
-			err = processFault(s.Name, "can't start: "+errText(err), "").
-				because(fmt.Errorf("module %q can't start: %w", s.Name, err))
-		}
-		return w, err
-	}
+	p := newPool(o.ctx, config)
+	r.pools.Store(p, true)
 	return p
 }
 
-// startProcess starts a process of a version. owner is the caller that a process for one Member is
-// started for. If no process was started, the error's text contains no path.
-func (o *moduleOwner) startProcess(p *pool, owner *Caller) (*Worker, error) {
+// startProcess starts a process of a version. If none was started, the error's text contains no path.
+func (o *moduleOwner) startProcess(w *Worker) (err error) {
+	defer catch(o.log, &err)
 	r := o.registry
+	p := w.pool
 	l, err := o.launch(p)
+	if err == nil {
+		l.Env = append(slices.Clip(l.Env), insideOf(p.Source))
+		err = startError(w.spawn(l, r.groups))
+	}
+	if _, isFault := errors.AsType[*fault](err); err != nil && !isFault {
+		return processFault(p.Name, "can't start: "+errText(err), "").
+			because(fmt.Errorf("module %q can't start: %w", p.Name, err))
+	}
 	if err != nil {
-		return nil, err
-	}
-	caps := clientCaps(allCaps)
-	if p.Launch.Shared || owner.hasClaim() {
-		caps &^= capRoots
-	}
-	w := newWorker(r.ctx, workerConfig{
-		module:      p.Name,
-		log:         r.Log,
-		owner:       owner,
-		confirms:    p.Kind.singleFile(),
-		caps:        caps,
-		listChanged: func(w *Worker) { o.listsChanged(p, w, false) },
-		partsLoaded: func(w *Worker, paths []string) { o.addParts(p, w, paths) },
-	})
-	l.Env = append(slices.Clip(l.Env), insideOf(p.Source))
-	if err := startError(w.spawn(l, r.groups)); err != nil {
-		w.cancel()
-		return nil, err
+		return err
 	}
 	m := o.latest.Load()
 	isServed := m.pool == p
-	if err := w.shakeHands(p.ctx, p.Kind.singleFile() || isServed && !m.Stateless); err != nil {
-		return nil, err
-	}
+	begins := !m.Stateless || m.Sessions && w.hasSession()
+	w.shakeHands(p.Kind.singleFile() || isServed && begins || p.refusesDiscover.Load())
 	if isServed {
-		o.listsChanged(p, w, true) // perhaps, since the manifest was made
+		w.listsChanged() // perhaps, since the manifest was made
 	}
-	if owner != nil {
-		context.AfterFunc(w.ctx, func() { o.do(func() { o.setOwn(p, w, nil) }) })
+	if p.perSession {
+		context.AfterFunc(w.ctx, func() { o.onLists(w, nil) })
 	}
-	return w, nil
+	return nil
 }
 
 // launch returns how to start a process of a version, if the content that its source has now is

@@ -145,23 +145,33 @@ func TestEditEndsWhatItReplaces(t *testing.T) {
 	checkOmits(t, "the log", d.Log.String(), `"module failed" module=a `)
 }
 
-// A call of an unknown tool also waits for the reading that follows the one in progress.
-func TestUnknownToolWaitsForTheNextReading(t *testing.T) {
-	inSync(t, func(t *testing.T) {
-		first, second := make(chan struct{}), make(chan struct{})
-		r := &reading{done: first}
-		o := &moduleOwner{readings: map[*Worker]*reading{nil: r}}
-		waited := make(chan error, 1)
-		go func() { waited <- o.waitRead(t.Context()) }()
-		synctest.Wait()
-		o.mu.Lock()
-		r.done = second
-		o.mu.Unlock()
-		close(first)
-		synctest.Wait()
-		check(t, "it has ended after the first reading", len(waited), 0)
-		close(second)
-		must(t, <-waited)
+// A call of an unknown tool waits for one reading of the lists of its own process, if these may have
+// changed, and only while its claim is active.
+func TestUnknownToolWaitsForOneReading(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		claim := newClaimFor(t, b.base, "/w")
+		c := b.openScoped(claim.Code.Reveal())
+		begin := func() *exchange { return b.begin(c.Asking("tools/call", `{"name":"m_new"}`)) }
+		ended := func(x *exchange) (text string) {
+			_, text = x.got()
+			return text
+		}
+		c.Call("m_wait", `{"seconds":0}`)
+		checkContains(t, "if nothing is announced", ended(begin()), "unknown tool")
+		b.process.update(func() { b.process.info = objectOf(`{"capabilities":{"tools":{}}}`) })
+		b.process.listsChanged() // m does not answer tools/list
+		first := begin()
+		pass(startTimeout - sweepTime)
+		checkOmits(t, "during the reading", ended(first), "unknown tool")
+		pass(3 * sweepTime)
+		checkContains(t, "after the reading", ended(first), "unknown tool")
+		b.process.listsChanged()
+		second := begin()
+		pass(2 * sweepTime)
+		revoke(t, b.base, claim.Code)
+		pass(3 * time.Second)
+		checkContains(t, "after the end of the claim", ended(second), errEnded.Error())
+		pass(startTimeout)
 	})
 }
 
@@ -352,15 +362,13 @@ func TestLateIntrospectionIsDropped(t *testing.T) {
 	r.update(scanOf("p"))
 	second := r.modules["/w/p/m.usher#p"]
 	check(t, "it is the same module", first == second, false)
-	first.do(func() { first.serve(&manifest{}) })
+	first.do(func() { first.publishLists(&manifest{}) })
 	check(t, "the first result counts", second.latest.Load().pool != nil, false)
-	second.do(func() {
-		second.serve(&manifest{})
-		old := second.pool
-		old.perSession = false
-		second.begin(second.source, nil)
-		second.offer(old, nil, &manifest{About: "late"}, false)
-	})
+	second.do(func() { second.publishLists(&manifest{}) })
+	old := second.pool
+	old.perSession = false
+	second.do(func() { second.begin(second.source, nil) })
+	second.onLists(newWorker(old, Caller{}), &manifest{About: "late"})
 	check(t, "the newer version is pending", second.latest.Load().Pending, true)
 }
 
@@ -491,13 +499,14 @@ func fixedRegistry(catalog *Catalog) *Registry {
 func TestOddProcessesCauseFewIntrospections(t *testing.T) {
 	inSync(t, func(t *testing.T) {
 		r := fixedRegistry(newCatalog(nil)) // it has no room for introspections, so they wait
-		p := newPool("a", true, nil)
+		p := newPool(t.Context(), testConfig("a", true))
 		o := &moduleOwner{registry: r, log: quiet, ctx: t.Context(), pool: p}
 		o.latest.Store(&Module{pool: p})
 		for n, want := range []int{1, 1, 2} {
-			w := testWorker("a", &Caller{Principal: everyone, Member: aMember()})
-			defer w.cancel()
-			o.do(func() { o.offer(p, w, &manifest{About: fmt.Sprint(n)}, true) })
+			w := newWorker(p, Caller{Principal: everyone, Member: aMember()})
+			lists := &manifest{About: fmt.Sprint(n)}
+			lists.Hash = lists.hash()
+			o.onLists(w, lists)
 			synctest.Wait()
 			check(t, fmt.Sprint("introspections after process ", n+1), len(r.introspecting.waiting), want)
 			pass(retryInterval/2 + time.Second)

@@ -1,8 +1,13 @@
-// Pools. A pool consists of the processes of one module. A hosted server has one process
-// for each session, as if the session's client had started it; callers without a session
-// share one for each principal. Other modules have one process for all
-// callers. This file decides which process a call goes to, how many processes and running
-// calls there may be, and when a process ends.
+// Pools. A pool is the processes of one version of a module, and the calls under way in them. A
+// hosted server has one process for each session, as if the session's client had started it;
+// callers without a session share one for each principal. Other modules have one process for all
+// callers. This file decides which process a call goes to, when a process starts and ends, and
+// when a call has taken too long.
+//
+// A call passes through enter, which finds or starts its process, waits for the process and for a
+// slot of the module, and is handed to a runner: the process, or the shell for a shell module.
+// Its context ends if its caller cancels it, or if sweep finds that it takes too long. No call,
+// and no process, has a timer of its own: sweep looks at all of them once a second.
 
 package main
 
@@ -14,67 +19,73 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
+	sweepTime   = time.Second            // between two sweeps
 	sessionIdle = 10 * time.Minute       // how long a process of one Member is kept without a call
+	roomIdle    = time.Minute            // without a call, after which a process may make room for another
+	year        = 365 * 24 * time.Hour   // longer than any process is idle
 	slowCall    = 10 * time.Second       // after which the log says that a call is running
 	crashMemory = time.Minute            // how long a crash counts
 	crashPause  = 5 * time.Second        // between a crash, from the second on, and a new start
 	settleTime  = 250 * time.Millisecond // in which a new process may still add to its lists
 )
 
-// pool is all processes of one version of a module. Safe for concurrent use.
-type pool struct {
+// poolConfig is the part of a pool that does not change.
+type poolConfig struct {
 	source
 	log        *slog.Logger
 	perSession bool            // one process for each Member, and not one for all callers
-	ctx        context.Context // ends when the pool accepts no new calls; starts of processes end with it
-	cancel     context.CancelFunc
-	// start starts a process. owner is the caller that a process for one Member is
-	// started for; nil for a shared process.
-	start   func(owner *Caller) (*Worker, error)
-	shell   *shellRunner        // runs the calls of a shell module instead of processes; else nil
-	timeout time.Duration       // how long a call may be silent, and wait before it is made; 0 is unlimited
-	calls   counter[*Principal] // running
-	started counter[*Principal] // processes, until they have ended, except those of needsNoRoom
-	running *sync.WaitGroup     // counts the processes
-	offers  string              // a hash of the manifest that is served; see moduleOwner
+	ends       context.Context // the processes end with it
+	timeout    time.Duration   // how long a call may be silent, and wait before it is made; 0 is unlimited
+	idle       time.Duration   // how long a process is kept without a call; 0 is unlimited
+	running    *sync.WaitGroup // counts the processes
+	shell      *shellRunner    // runs the calls of a shell module instead of processes; else nil
 
-	mu      sync.Mutex                    // guards the fields below
-	procs   []*process                    // waiting, running or ending, in the order of their first calls
+	// The limits are those of the module: its versions share them.
+	slots *counter[*Principal] // running calls
+	rooms *counter[*Principal] // processes, until they have ended, by roomKey
+
+	// start starts w's process. It returns when w is ready or has ended, or an error if w has got no
+	// process. onLists is called when the lists of a process have been read, and onParts when a shim
+	// reports files that the module has loaded.
+	start   func(w *Worker) error
+	onLists func(w *Worker, m *manifest)
+	onParts func(w *Worker, paths []string)
+}
+
+// pool is the processes of one version of a module. Safe for concurrent use.
+type pool struct {
+	poolConfig
+	ctx    context.Context // ends when the pool accepts no new calls; builds end with it
+	cancel context.CancelFunc
+
+	refusesDiscover atomic.Bool // a process ended when it was asked server/discover
+
+	// mu is the only lock of the pool, its processes and its calls. It guards the fields below.
+	mu      sync.Mutex
+	procs   []*Worker                     // that have not ended, in the order of their first calls
+	calls   map[*call]bool                // under way, or waiting to be made
 	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start
+	lost    map[context.Context]bool      // Members of sessions whose process has made room for another
 }
 
-// process is one process of a module, from before its start. The pool's mu guards its
-// fields; worker and err are constant once ready is closed.
-type process struct {
-	// caller is the first caller, whose principal the process counts for; without Notify and Ask if
-	// it has no session. Zero if the process is shared.
-	caller  Caller
-	state   processState
-	ready   chan struct{} // closed when worker or err is set
-	worker  *Worker
-	err     error // why it could not be started
-	active  int   // calls under way
-	kept    bool  // reap does not stop it for being idle, but makeRoom does
-	lastUse time.Time
+// newPool returns a pool without processes, which accepts calls until ctx ends.
+func newPool(ctx context.Context, config poolConfig) *pool {
+	p := &pool{
+		poolConfig: config,
+		calls:      make(map[*call]bool),
+		crashed:    make(map[context.Context]time.Time),
+		lost:       make(map[context.Context]bool),
+	}
+	p.ctx, p.cancel = context.WithCancel(ctx)
+	context.AfterFunc(p.ctx, p.retire)
+	return p
 }
-
-// processState is the state of a process in its pool, from before its start. It only advances. A
-// process that has started also has a workerPhase: it may have crashed while the pool says
-// processRunning.
-type processState int
-
-const (
-	processWaiting processState = iota // for room; it accepts calls, which wait for it
-	processRunning                     // it has been or is being started; it accepts calls
-	processEnding                      // it accepts no calls, and ends after those under way
-)
 
 // call makes one request of the module; see Worker.request. If a stateless module answers that it
 // needs input, call asks a caller with a session for it. If the error is errRetired, the pool was
@@ -87,14 +98,10 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 	if caller.Client.caps&capRoots == 0 {
 		params = params.withoutRoots()
 	}
-	asked := false
 	for range maxRounds {
 		result, err := p.callOnce(ctx, caller, method, params)
 		if errors.Is(err, errNotSent) {
 			continue
-		}
-		if errors.Is(err, errRetired) && asked { // to begin again would ask again
-			err = rpcErrorf(codeInternal, "module %q was reloaded during the call: call again", p.Name)
 		}
 		if err != nil || result.text("resultType") != resultInput {
 			return result, err
@@ -105,7 +112,6 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 		if caller.Sessionless {
 			return result, nil
 		}
-		asked = true
 		params, err = answerInput(ctx, caller, params, result)
 		if err != nil {
 			return nil, err
@@ -117,55 +123,65 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 // subscribeMethod makes a module report the changes of a resource.
 const subscribeMethod = "resources/subscribe"
 
-// callOnce makes one request, when there is a process and a slot for it.
+// callOnce makes one request, when there is a process and a slot for it. It returns errNotSent if
+// the process did not take the request: then the call can be made again, in another one.
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	params object) (object, error) {
-	if p.ctx.Err() != nil {
-		return nil, errRetired
+	c := newCall(ctx, caller)
+	defer func() { c.cancel(nil) }() // begin may replace it
+	c.method = method
+	c.name = cmp.Or(params.text("name"), params.text("uri"))
+	if err := p.enter(c); err != nil {
+		return nil, err
 	}
+	defer p.leave(c)
 	request := p.shell.request
-	if p.shell == nil {
-		c, err := p.enter(ctx, caller)
-		if err != nil {
+	if w := c.worker; w != nil {
+		if err := caller.Principal.waitFor(c.ctx, w.ready); err != nil {
 			return nil, err
 		}
-		defer p.leave(c)
-		request = c.worker.request
-		if method == subscribeMethod && !p.keep(c) {
+		if !w.started {
+			return nil, w.failure
+		}
+		request = w.request
+		if method == subscribeMethod && !p.subscribe(w) {
 			return nil, rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
 		}
 	}
-	slot := &slot[*Principal]{counter: &p.calls, key: caller.Principal}
-	err := p.await(ctx, caller, slot.grant())
+	c.slot = &slot[*Principal]{counter: p.slots, key: caller.Principal}
+	err := caller.Principal.waitFor(c.ctx, c.slot.grant())
 	if err == nil {
-		defer time.AfterFunc(slowCall, func() { p.logSlow(caller, method, params) }).Stop()
+		p.begin(c)
 		err = lastCheck(caller)
 	}
 	if err == nil {
-		if caller.Running != nil {
-			ctx = caller.Running
-		}
-		return request(ctx, caller, method, params, p.timeout, slot)
+		return request(c, method, params)
 	}
-	slot.release()
+	c.slot.release()
 	return nil, err
 }
 
-// logSlow logs that a call is still running.
-func (p *pool) logSlow(caller Caller, method string, params object) {
-	name := cmp.Or(params.text("name"), params.text("uri"))
-	p.log.Warn("a call is still running", "request", method, "method", clipText(name, maxLogged),
-		caller.Principal.logAttrs())
-}
-
-// keep makes a process live as long as its session, which gets the module's reports of changes,
-// unless another process needs its room. It reports whether the process can report changes to one
-// session.
-func (p *pool) keep(c *process) bool {
+// begin records that a call is made now: it no longer waits, and no longer ends with the context
+// that it waited with, if its caller has another one.
+func (p *pool) begin(c *call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c.kept = p.perSession && !c.worker.stateless
-	return c.kept
+	if running := c.caller.Running; running != nil {
+		c.cancel(nil)
+		c.ctx, c.cancel = context.WithCancelCause(running)
+	}
+	c.begun = time.Now()
+	c.heard = c.begun
+}
+
+// subscribe makes a process live as long as its session, which gets the module's reports of changes,
+// unless another process needs its room. It reports whether the process can report changes to one
+// session.
+func (p *pool) subscribe(w *Worker) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w.subscribed = p.perSession && !w.stateless
+	return w.subscribed
 }
 
 // lastCheck checks a caller's claim for the last time. Call it immediately before a call is
@@ -186,263 +202,264 @@ func lastCheck(caller Caller) error {
 func (p *pool) introspect() (*manifest, error) {
 	member, end := context.WithCancel(p.ctx)
 	defer end()
-	c, err := p.pick(Caller{Member: member})
-	if err != nil {
+	c := newCall(p.ctx, Caller{Member: member, Sessionless: true})
+	defer c.cancel(nil)
+	if err := p.enter(c); err != nil {
 		return nil, err
 	}
 	defer p.leave(c)
-	<-c.ready
-	if c.err != nil {
-		return nil, c.err
+	w := c.worker
+	before := p.refusesDiscover.Load()
+	<-w.ready
+	switch {
+	case w.started:
+	case before != p.refusesDiscover.Load():
+		return p.introspect() // in a process that is asked something else
+	default:
+		return nil, w.failure
 	}
-	if bytes.Contains(c.worker.info.get("capabilities"), []byte(`"listChanged"`)) {
+	if bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
 		pauseFor(p.ctx, settleTime)
 	}
-	return readManifest(p.ctx, c.worker)
+	return readManifest(p.ctx, w)
 }
 
-// enter returns the process for a caller, and starts it if there is none. Until leave, the process
-// is not stopped for being idle.
-func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
-	c, err := p.pick(caller)
-	if err != nil {
-		return nil, err
-	}
-	if err = p.await(ctx, caller, c.ready); err == nil {
-		err = c.err
-	}
-	if err != nil {
-		p.leave(c)
-		return nil, err
-	}
-	return c, nil
-}
-
-// await waits until done is closed, for at most p.timeout. The error is errEnded if the
-// caller's claim ends first.
-func (p *pool) await(ctx context.Context, caller Caller, done <-chan struct{}) error {
-	select {
-	case <-done:
-		return nil
-	default: // only a call that has to wait costs a timer
-	}
-	busy := fmt.Errorf("module %q is busy or still starting: try again", p.Name)
-	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
-	defer cancel()
-	return caller.Principal.waitFor(ctx, done)
-}
-
-// pick returns the process for a caller, which may not have started yet.
-func (p *pool) pick(caller Caller) (*process, error) {
+// enter finds the process for a call, and starts one if there is none. Until leave, the process is in
+// use.
+func (p *pool) enter(c *call) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
-		return nil, errRetired
+		return errRetired
 	}
-	if !p.perSession {
-		caller = Caller{}
-	}
-	c := p.find(caller.Member)
-	if c == nil || p.replace(c) {
-		if wait := time.Until(p.crashed[caller.Member]); wait > 0 {
-			return nil, fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, wait.Seconds())
+	if p.shell == nil {
+		if err := p.pick(c); err != nil {
+			return err
 		}
-		if caller.Sessionless { // its functions are only for its own call, and would keep the call
-			caller.Notify = nil
-			caller.Ask = nil
-		}
-		c = &process{caller: caller, ready: make(chan struct{})}
-		p.procs = append(p.procs, c)
-		p.startWaiting()
 	}
-	c.active++
-	return c, nil
+	c.heard = time.Now()
+	p.calls[c] = true
+	return nil
 }
 
-// find returns the process that accepts the calls of a member (nil if it is shared), or nil.
-// The caller holds p.mu.
-func (p *pool) find(member context.Context) *process {
-	for _, c := range p.procs {
-		dead := c.worker != nil && !c.worker.alive()
-		if c.caller.Member == member && c.state != processEnding && !dead {
-			return c
+// pick sets the process for a call, which may not have started yet. The caller holds p.mu.
+func (p *pool) pick(c *call) error {
+	var owner Caller
+	if p.perSession {
+		owner = c.caller
+	}
+	member := owner.Member
+	if p.lost[member] {
+		delete(p.lost, member)
+		return rpcErrorf(codeInternal, "module %q has lost this session's state: "+
+			"its process ended to make room for another: call again", p.Name)
+	}
+	c.worker = p.find(member)
+	if c.worker != nil {
+		return nil
+	}
+	if wait := time.Until(p.crashed[member]); wait > 0 {
+		return fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, wait.Seconds())
+	}
+	c.worker = newWorker(p, owner)
+	p.procs = append(p.procs, c.worker)
+	p.running.Go(func() { p.run(c.worker) })
+	return nil
+}
+
+// find returns the process that accepts the calls of a Member, or nil. The caller holds p.mu.
+func (p *pool) find(member context.Context) *Worker {
+	for _, w := range p.procs {
+		if w.owner.Member == member && w.state < workerDraining {
+			return w
 		}
 	}
 	return nil
 }
 
-// replace ends a process that cancelled calls crowd, and reports whether it did; then new calls
-// need another one. It does nothing while another process of the pool is ending. The caller holds
-// p.mu.
-func (p *pool) replace(c *process) bool {
-	ending := slices.ContainsFunc(p.procs, func(o *process) bool { return o.state == processEnding })
-	if ending || !c.worker.crowded(p.timeout) {
-		return false
-	}
-	c.worker.log.Warn("cancelled calls still run: starting another process")
-	p.end(c)
-	if p.timeout > 0 {
-		time.AfterFunc(p.timeout, c.worker.stopBlocked)
-	}
-	return true
-}
-
-// startWaiting starts the waiting processes, in order, within the limits, and makes room
-// for those that must wait. The caller holds p.mu.
-func (p *pool) startWaiting() {
-	for _, c := range p.procs {
-		switch {
-		case c.state != processWaiting:
-		case c.needsNoRoom() || p.started.reserve(c.caller.Principal, 1):
-			c.state = processRunning
-			p.running.Go(func() { p.run(c) })
-		default:
-			p.makeRoom(c.caller.Principal)
-		}
-	}
-}
-
-// needsNoRoom reports whether the process is for usher itself or for all callers. There is hardly
-// ever more than one of these, beside one that is ending.
-func (c *process) needsNoRoom() bool { return c.caller.Principal == nil }
-
-// makeRoom makes the process end that has been idle longest, if possible one of the
-// principal who needs room. It does nothing while another process makes room. The caller
-// holds p.mu.
-func (p *pool) makeRoom(principal *Principal) {
-	onlyOwn := p.started.count(principal) >= maxProcsOf
-	var own, all []*process // idle
-	for _, c := range p.procs {
-		isOwn := c.caller.Principal == principal
-		switch {
-		case c.state == processWaiting || onlyOwn && !isOwn:
-		case c.state == processEnding:
-			return
-		case c.active == 0:
-			all = append(all, c)
-			if isOwn {
-				own = append(own, c)
-			}
-		}
-	}
-	if len(own) > 0 {
-		all = own
-	}
-	if len(all) > 0 {
-		p.end(slices.MinFunc(all, func(a, b *process) int { return a.lastUse.Compare(b.lastUse) }))
-	}
-}
-
-// leave ends a call.
-func (p *pool) leave(c *process) {
+// leave ends a call that has entered.
+func (p *pool) leave(c *call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c.active--
-	c.lastUse = time.Now()
-	member := c.caller.Member
-	if c.active == 0 && (c.state == processWaiting || member != nil && member.Err() != nil) {
-		p.end(c)
-	}
-	p.startWaiting()
+	delete(p.calls, c)
 }
 
-// end refuses new calls of a process, and stops the process when it has answered its calls. A
-// call that has not reached the process is made again, in another. The caller holds p.mu.
-func (p *pool) end(c *process) {
-	if c.state == processWaiting {
-		p.procs = remove(p.procs, c)
-		c.err = errRetired
-		close(c.ready)
+// run starts a process once it has room, and returns when the process has ended. After the first
+// crash or failed start of a Member, the next process may start at once; after each further one
+// within crashMemory, only after crashPause.
+func (p *pool) run(w *Worker) {
+	defer context.AfterFunc(p.ends, func() { w.stop(w.fault("was stopped")) })()
+	var err error
+	if w.room != nil {
+		err = waitFor(w.ctx, w.room.grant())
 	}
-	c.state = processEnding
-	if c.worker != nil {
-		c.worker.drain()
-	}
-}
-
-// run starts a process, and returns when it has ended. After the first crash or failed
-// start of a Member, the next process may start at once; after each further one within
-// crashMemory, only after crashPause.
-func (p *pool) run(c *process) {
-	if member := c.caller.Member; member != nil {
-		defer context.AfterFunc(member, func() { p.onMemberEnd(c) })()
-	}
-	var owner *Caller
-	if p.perSession {
-		owner = &c.caller
-	}
-	w, err := p.start(owner)
-	if err != nil && p.ctx.Err() != nil {
-		err = errRetired
-	}
-	p.mu.Lock()
-	c.worker = w
-	c.err = err
-	if c.state == processEnding {
-		p.end(c)
-	}
-	p.mu.Unlock()
-	close(c.ready)
-	crashed := err != nil && !errors.Is(err, errUnapproved)
 	if err == nil {
-		<-w.done
-		crashed = w.snapshot().reason == ""
+		w.update(func() { w.advance(workerStarting) })
+		err = p.start(w)
 	}
+	if err != nil && p.ctx.Err() != nil { // that is why
+		err = errNotSent
+	}
+	if err != nil {
+		w.stop(err)
+		w.finish("")
+	}
+	<-w.done
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if crashed {
+	member := w.owner.Member
+	if w.crashed {
 		next := time.Now()
-		if _, again := p.crashed[c.caller.Member]; again {
+		if _, again := p.crashed[member]; again {
 			next = next.Add(crashPause)
 		}
-		p.crashed[c.caller.Member] = next
+		p.crashed[member] = next
 	}
-	if !c.needsNoRoom() {
-		p.started.release(c.caller.Principal, 1)
-	}
-	p.procs = remove(p.procs, c)
-	p.startWaiting()
+	p.procs = remove(p.procs, w)
+	w.room.release()
 }
 
-// onMemberEnd ends a process, after the calls under way, because its caller's membership has ended.
-func (p *pool) onMemberEnd(c *process) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if c.active == 0 { // else the last call ends it
-		p.end(c)
+// roomKey returns the key by which rooms count the processes of a principal: nil for all principals
+// without a claim together.
+func roomKey(p *Principal) *Principal {
+	if p.exists() {
+		return p
 	}
+	return nil
+}
+
+// roomsOf returns how many processes of a module a key may have.
+func roomsOf(key *Principal) int64 {
+	if key == nil {
+		return maxProcsOpen
+	}
+	return maxProcsOf
+}
+
+// makeRoom ends an idle process if w waits for room, unless another one makes room already. It
+// prefers processes of w's principal, then those whose session has no open stream, then those that
+// have been idle longest. The caller holds p.mu.
+func (p *pool) makeRoom(w *Worker, now time.Time) {
+	if w.room == nil || w.state != workerWaiting {
+		return
+	}
+	onlyOwn := p.rooms.count(w.room.key) >= roomsOf(w.room.key)
+	var chosen *Worker
+	var most time.Duration
+	for _, o := range p.procs {
+		if o.room == nil || o.state == workerWaiting || onlyOwn && o.room.key != w.room.key {
+			continue
+		}
+		if o.state >= workerDraining {
+			return
+		}
+		idle := now.Sub(o.lastUse)
+		if idle < roomIdle {
+			continue
+		}
+		if listens := o.owner.HasStream; listens == nil || !listens() {
+			idle += year
+		}
+		if o.room.key == w.room.key {
+			idle += 2 * year
+		}
+		if idle > most {
+			chosen = o
+			most = idle
+		}
+	}
+	if chosen == nil {
+		return
+	}
+	p.log.Warn("a process of a session ends to make room for another")
+	if chosen.hasSession() {
+		p.lost[chosen.owner.Member] = true
+	}
+	chosen.advance(workerDraining)
 }
 
 // retire refuses new calls, and ends the processes after the calls under way. A new call waits for
 // the next catalog: see Registry.Call. p may be nil.
 func (p *pool) retire() {
-	if p == nil {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.cancel()
-	for _, c := range slices.Clone(p.procs) {
-		p.end(c)
+	if p != nil {
+		p.cancel()
+		p.drain()
 	}
 }
 
-// reap ends the processes that have had no call for idle (0: unlimited), and those that cancelled
-// calls crowd and that no other call uses. It also forgets old crashes.
-func (p *pool) reap(now time.Time, idle time.Duration) {
-	if p.perSession && (idle == 0 || idle > sessionIdle) {
-		idle = sessionIdle
+// drain ends the processes after the calls under way. New calls go to others.
+func (p *pool) drain() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, w := range p.procs {
+		w.advance(workerDraining)
+	}
+}
+
+// ofMember calls look with the process that accepts the calls of a Member, if there is one. look must
+// not block. p may be nil.
+func (p *pool) ofMember(member context.Context, look func(*Worker)) {
+	if p == nil {
+		return
+	}
+	if !p.perSession {
+		member = nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if w := p.find(member); w != nil {
+		look(w)
+	}
+}
+
+// sweep ends what has taken too long: calls, cancelled ones that still count as running, and
+// processes that nobody needs. It reports whether the pool has retired, and nothing is left of it.
+func (p *pool) sweep(now time.Time) (gone bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, w := range p.procs {
+		w.sweepCalls(now)
+		w.readLists()
+	}
+	for c := range p.calls {
+		p.sweepCall(c, now)
+	}
+	for _, w := range p.procs {
+		p.makeRoom(w, now)
+		unused := now.Sub(w.lastUse)
+		member := w.owner.Member
+		isIdle := p.idle > 0 && unused > p.idle && !w.subscribed
+		isUnwanted := w.state == workerWaiting || member != nil && member.Err() != nil
+		if isIdle || isUnwanted && unused > 0 {
+			w.advance(workerDraining)
+		}
+	}
 	maps.DeleteFunc(p.crashed, func(_ context.Context, next time.Time) bool {
 		return now.Sub(next) > crashMemory
 	})
-	p.startWaiting()
-	for _, c := range p.procs {
-		isIdle := !c.kept && idle > 0 && now.Sub(c.lastUse) > idle
-		if c.active == 0 && (isIdle || c.worker.crowded(p.timeout)) {
-			p.end(c)
-		}
+	maps.DeleteFunc(p.lost, func(member context.Context, _ bool) bool { return member.Err() != nil })
+	return p.ctx.Err() != nil && len(p.procs)+len(p.calls) == 0
+}
+
+// sweepCall ends a call that has waited, or whose module has been silent, for too long, logs one that
+// is slow, and records that its process is in use. The caller holds p.mu.
+func (p *pool) sweepCall(c *call, now time.Time) {
+	waits := c.begun.IsZero()
+	if c.worker != nil {
+		c.worker.lastUse = now
+	}
+	switch {
+	case !c.ofClient() || p.timeout == 0 || now.Sub(c.heard) < p.timeout:
+	case waits:
+		c.cancel(fmt.Errorf("module %q is busy or still starting: try again", p.Name))
+	default:
+		c.cancel(fmt.Errorf("module %q: %w within %v", p.Name, errTimeout, p.timeout))
+	}
+	if !waits && !c.isSlow && now.Sub(c.begun) >= slowCall {
+		c.isSlow = true
+		p.log.Warn("a call is still running",
+			"request", c.method,
+			"method", clipText(c.name, maxLogged),
+			c.caller.Principal.logAttrs())
 	}
 }

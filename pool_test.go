@@ -18,47 +18,86 @@ import (
 	"time"
 )
 
-// newPool returns a pool without processes, which no registry has.
-func newPool(name string, perSession bool, start func(owner *Caller) (*Worker, error)) *pool {
-	ctx, cancel := context.WithCancel(context.Background())
-	return &pool{
-		ctx:        ctx,
-		cancel:     cancel,
-		source:     source{Name: name},
+// testConfig returns the configuration of a pool that no registry has.
+func testConfig(name string, perSession bool) poolConfig {
+	return poolConfig{
+		source:     source{Name: name, Kind: kindExecutable},
 		log:        quiet,
 		perSession: perSession,
+		ends:       context.Background(),
 		running:    new(sync.WaitGroup),
-		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
-		started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
-		crashed:    make(map[context.Context]time.Time),
-		start:      start,
+		slots:      &counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
+		rooms:      &counter[*Principal]{limitOf: roomsOf, total: maxProcs},
+		onLists:    func(*Worker, *manifest) {},
 	}
+}
+
+// testPool returns a pool without processes, which no registry has. start must make a process ready.
+// The test must call close.
+func testPool(name string, perSession bool, start func(w *Worker)) *pool {
+	config := testConfig(name, perSession)
+	config.start = func(w *Worker) error {
+		start(w)
+		return nil
+	}
+	p := newPool(context.Background(), config)
+	p.running.Go(func() {
+		for p.ctx.Err() == nil || p.left() > 0 {
+			pass(sweepTime)
+			p.sweep(time.Now())
+		}
+	})
+	return p
+}
+
+// left returns how many processes of a pool have not ended.
+func (p *pool) left() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.procs)
 }
 
 // close ends the processes of a pool, with the calls under way, and waits for them.
 func (p *pool) close() {
 	p.retire()
 	p.mu.Lock()
-	for _, c := range p.procs {
-		if c.worker != nil {
-			c.worker.stop("was stopped during the call")
-		}
+	for _, w := range p.procs {
+		w.failure = w.fault("was stopped during the call")
+		w.advance(workerStopping)
 	}
 	p.mu.Unlock()
 	p.running.Wait()
 }
 
+// mute plays a process that reads, answers nothing, and ends soon when it must.
+func mute(w *Worker) {
+	read, stdin := io.Pipe()
+	go w.writeStdin(stdin)
+	go io.Copy(io.Discard, read)
+	context.AfterFunc(w.ctx, func() {
+		time.AfterFunc(time.Millisecond, func() { w.finish("") })
+	})
+	w.makeReady()
+}
+
 // mutePool is a pool whose processes answer nothing.
 func mutePool(t *testing.T, perSession bool) *pool {
-	p := newPool("a", perSession, func(owner *Caller) (*Worker, error) {
-		w := testWorker("a", owner)
-		context.AfterFunc(w.ctx, func() {
-			time.AfterFunc(time.Millisecond, func() { w.finish("") })
-		})
-		return w, nil
-	})
+	p := testPool("a", perSession, mute)
 	t.Cleanup(p.close)
 	return p
+}
+
+// started enters a call of a caller in a pool, and returns its process once that has started.
+func (p *pool) started(ctx context.Context, caller Caller) (*call, error) {
+	c := newCall(ctx, caller)
+	if err := p.enter(c); err != nil {
+		return nil, err
+	}
+	if err := caller.Principal.waitFor(c.ctx, c.worker.ready); err != nil {
+		p.leave(c)
+		return nil, err
+	}
+	return c, nil
 }
 
 // isBusy reports whether a call was not made, as the module had too many.
@@ -67,11 +106,11 @@ func isBusy(err error) bool {
 }
 
 // count returns how many processes of a pool are in a state.
-func (p *pool) count(state processState) (n int) {
+func (p *pool) count(state workerState) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, c := range p.procs {
-		if c.state == state {
+	for _, w := range p.procs {
+		if w.state == state {
 			n++
 		}
 	}
@@ -92,105 +131,150 @@ func principal(name string) *Principal {
 	return stored.(*Principal)
 }
 
-// A module has at most maxProcs processes, and maxProcsOf for a principal. A call waits
-// until an idle one has ended.
+// aClaim returns the principal of a claim that never ends.
+func aClaim(name string) *Principal {
+	p := &Principal{Claim: Claim{claimID: claimID{ScopeDir: "/" + name}}, ctx: context.Background()}
+	stored, _ := principals.LoadOrStore("claim "+name, p)
+	return stored.(*Principal)
+}
+
+// A module has at most maxProcs processes, maxProcsOf for a claim and maxProcsOpen for callers without
+// one, also over its versions. A call waits until another process has ended.
 func TestProcessesAreBounded(t *testing.T) {
 	inSync(t, func(t *testing.T) {
 		p := mutePool(t, true)
-		var started sync.Map // of *process, by session
+		var started sync.Map // of *call, by session
 		has := func(session string) bool {
 			_, ok := started.Load(session)
 			return ok
 		}
-		enter := func(session, name string) {
+		enterIn := func(p *pool, session string, principal *Principal) {
 			go func() {
-				caller := Caller{
-					Principal: principal(name),
-					Member:    aMember(),
-				}
-				c, err := p.enter(t.Context(), caller)
+				c, err := p.started(t.Context(), Caller{Principal: principal, Member: aMember()})
 				if err == nil {
 					started.Store(session, c)
 				}
 			}()
 			synctest.Wait()
 		}
-		leave := func(session string) {
+		enter := func(session string, principal *Principal) { enterIn(p, session, principal) }
+		end := func(session string) {
 			c, _ := started.LoadAndDelete(session)
-			p.leave(c.(*process))
+			p.leave(c.(*call))
+			c.(*call).worker.stop(errRetired)
 			pass(time.Second)
 			synctest.Wait()
 		}
+		alice, bob := aClaim("alice"), aClaim("bob")
 		for i := range maxProcsOf + 1 {
-			enter(fmt.Sprint("a", i), "a claim")
-			enter(fmt.Sprint("n", i), "a third")
-			enter(fmt.Sprint("b", i), "another")
+			enter(fmt.Sprint("a", i), alice)
+			enter(fmt.Sprint("b", i), bob)
+			enter(fmt.Sprint("e", i), everyone)
 		}
-		check(t, "processes of three principals", p.count(processRunning), 3*maxProcsOf)
-		enter("b5", "another")
-		leave("n0")
-		check(t, "the principal's next one has started", has("n4"), true)
-		leave("a0")
-		check(t, "another principal's still waits", has("b4"), false)
-		leave("b0")
-		check(t, "the first that waited has started", has("b4") && !has("b5"), true)
+		check(t, "processes of two claims and those without one", p.count(workerReady), 3*maxProcsOf+1)
+		enter("a5", alice)
+		end("e0")
+		check(t, "the principal's own limit", has("a4"), false)
+		end("a0")
+		check(t, "the first that waited has started", has("a4") && !has("a5"), true)
 		for i := range maxProcs {
-			enter(fmt.Sprint("c", i), fmt.Sprint("claim ", i/maxProcsOf))
+			enter(fmt.Sprint("c", i), aClaim(fmt.Sprint("claim ", i/maxProcsOf)))
 		}
-		check(t, "processes", p.count(processRunning), maxProcs)
+		check(t, "processes", p.count(workerReady), maxProcs)
+		own := newCall(t.Context(), Caller{Member: aMember()})
+		must(t, p.enter(own))
+		synctest.Wait()
+		check(t, "usher's own process finds room", own.worker.state, workerReady)
 		p.timeout = time.Second
-		own, err := p.pick(Caller{Member: aMember()})
-		must(t, err)
-		check(t, "usher's own process finds room", own.state, processRunning)
 		late := Caller{Principal: everyone, Member: aMember()}
-		_, err = p.call(t.Context(), late, "tools/call", nil)
-		check(t, "a call waits in vain", isBusy(err) && p.find(late.Member) == nil, true)
+		_, err := p.call(t.Context(), late, "tools/call", nil)
+		check(t, "a call waits in vain", isBusy(err), true)
+		pass(2 * sweepTime)
+		check(t, "its process waits", p.find(late.Member) != nil, false)
+
+		config := testConfig("a", true)
+		config.rooms = p.rooms
+		config.start = p.start
+		next := newPool(t.Context(), config)
+		enterIn(next, "next", alice)
+		check(t, "another version has room", has("next"), false)
+		next.close()
 		p.retire()
-		check(t, "processes that wait in a retired pool", p.count(processWaiting), 0)
+		check(t, "processes that wait in a retired pool", p.count(workerWaiting), 0)
 		p.close()
 	})
 }
 
-// An idle process of the same principal makes room, even if another's has been idle for longer.
-func TestOwnProcessMakesRoom(t *testing.T) {
-	inSync(t, func(t *testing.T) {
-		p := mutePool(t, true)
-		var procs []*process
-		enter := func(name string) {
-			caller := Caller{Principal: principal(name), Member: aMember()}
-			c, err := p.enter(t.Context(), caller)
-			must(t, err)
-			procs = append(procs, c)
-		}
-		for i := range maxProcs {
-			enter(fmt.Sprint(i % 5))
-		}
-		p.leave(procs[0])
-		pass(time.Second)
-		p.leave(procs[1])
-		enter("1")
-		check(t, "the oldest idle process", procs[0].state, processRunning)
-		check(t, "the principal's own", procs[1].state, processEnding)
-		p.close()
-	})
+// A process that has had no call for a minute makes room: first the principal's own, then one whose
+// session has no stream, then the one that has been idle longest. Its session's next call fails once.
+func TestIdleProcessMakesRoom(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name     string
+		own      string // the principals of the processes that are idle, the longest first
+		streams  string // "y" for each whose session has a stream
+		idle     time.Duration
+		makeRoom int // the one that makes room; -1 for none
+	}{
+		{"the longest idle", "bbbb", "nnnn", roomIdle, 0},
+		{"before a minute", "bbbb", "nnnn", roomIdle - 4*time.Second, -1},
+		{"the principal's own", "bbab", "nnnn", roomIdle, 2},
+		{"one without a stream", "bbbb", "yyny", roomIdle, 2},
+		{"its own with a stream", "bbab", "nnyn", roomIdle, 2},
+	} {
+		runSynced(t, tt.name, func(t *testing.T) {
+			p := mutePool(t, true)
+			var idle []*call
+			for i := range maxProcs {
+				caller := Caller{Principal: aClaim(fmt.Sprint("busy ", i/maxProcsOf)), Member: aMember()}
+				if i < len(tt.own) {
+					caller.Principal = aClaim(tt.own[i : i+1])
+					caller.HasStream = func() bool { return tt.streams[i] == 'y' }
+				}
+				c, err := p.started(t.Context(), caller)
+				must(t, err)
+				if i < len(tt.own) {
+					idle = append(idle, c)
+				}
+			}
+			for _, c := range idle {
+				p.leave(c)
+				pass(time.Millisecond)
+			}
+			pass(tt.idle)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			_, err := p.started(ctx, Caller{Principal: aClaim("a"), Member: aMember()})
+			check(t, "it finds room", err == nil, tt.makeRoom >= 0)
+			for i, c := range idle {
+				check(t, fmt.Sprint("process ", i, " lives"), c.worker.alive(), i != tt.makeRoom)
+			}
+			if tt.makeRoom >= 0 {
+				lost := idle[tt.makeRoom].caller
+				_, err := p.call(t.Context(), lost, "tools/call", nil)
+				checkContains(t, "its session's next call", fmt.Sprint(err), "has lost this session's state")
+				must(t, p.enter(newCall(t.Context(), lost)))
+			}
+			p.close()
+		})
+	}
 }
 
 // A process whose session ends while it starts ends, too.
 func TestUnwantedStartEnds(t *testing.T) {
 	inSync(t, func(t *testing.T) {
-		p := mutePool(t, true)
 		member, end := context.WithCancel(t.Context())
-		start := p.start
-		p.start = func(owner *Caller) (*Worker, error) {
+		p := testPool("a", true, func(w *Worker) {
 			<-member.Done()
-			synctest.Wait() // the pool has noticed
-			return start(owner)
-		}
-		c, err := p.pick(Caller{Principal: principal("a claim"), Member: member})
-		must(t, err)
+			pass(2 * sweepTime) // the pool has noticed
+			mute(w)
+		})
+		defer p.close()
+		c := newCall(t.Context(), Caller{Principal: principal("a claim"), Member: member})
+		must(t, p.enter(c))
 		p.leave(c)
 		end()
-		<-c.ready
+		<-c.worker.ready
 		synctest.Wait()
 		check(t, "it lives", c.worker.alive(), false)
 	})
@@ -200,12 +284,12 @@ func TestUnwantedStartEnds(t *testing.T) {
 func TestCrashedProcessGetsNoCall(t *testing.T) {
 	inSync(t, func(t *testing.T) {
 		p := mutePool(t, false)
-		first, err := p.enter(t.Context(), Caller{Principal: everyone})
+		first, err := p.started(t.Context(), Caller{Principal: everyone})
 		must(t, err)
-		first.worker.cancel()
-		second, err := p.enter(t.Context(), Caller{Principal: everyone})
+		first.worker.stop(nil)
+		second, err := p.started(t.Context(), Caller{Principal: everyone})
 		must(t, err)
-		check(t, "it is the same process", first == second, false)
+		check(t, "it is the same process", first.worker == second.worker, false)
 		p.close()
 	})
 }
@@ -249,7 +333,7 @@ func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 		}
 		r.introspecting.release(kindExecutable, 1)
 		<-done
-		check(t, fmt.Sprint("processes, if other modules wait: ", others), p.count(processRunning), want)
+		check(t, fmt.Sprint("processes, if other modules wait: ", others), p.count(workerReady), want)
 	}
 }
 
@@ -258,31 +342,38 @@ func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 func TestIdleProcessesEnd(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		perSession bool
+		shared     bool
 		subscribed bool
 		idle, ends time.Duration // 0: never
 	}{
-		{true, false, 0, sessionIdle},
-		{true, false, time.Hour, sessionIdle},
-		{true, false, time.Minute, time.Minute},
-		{true, true, time.Minute, 0},
-		{false, false, time.Hour, time.Hour},
-		{false, false, 0, 0},
+		{false, false, 0, sessionIdle},
+		{false, false, time.Hour, sessionIdle},
+		{false, false, time.Minute, time.Minute},
+		{false, true, time.Minute, 0},
+		{true, false, time.Hour, time.Hour},
+		{true, false, 0, 0},
 	} {
-		t.Run(fmt.Sprintf("%+v", tt), func(t *testing.T) {
-			p := mutePool(t, tt.perSession)
-			c, err := p.enter(t.Context(), Caller{Principal: everyone, Member: aMember()})
+		runSynced(t, fmt.Sprintf("%+v", tt), func(t *testing.T) {
+			r := registryOf(t, registryConfig{Roots: []string{t.TempDir()}, Idle: tt.idle})
+			s := source{Name: "a", Kind: kindExecutable}
+			s.Launch.Shared = tt.shared
+			p := r.addOwner(s).newPool(s)
+			p.start = func(w *Worker) error {
+				mute(w)
+				return nil
+			}
+			c, err := p.started(t.Context(), Caller{Principal: everyone, Member: aMember()})
 			must(t, err)
-			p.reap(time.Now().Add(24*time.Hour), tt.idle)
-			check(t, "processes with a call", p.count(processRunning), 1)
+			pass(24 * time.Hour)
+			check(t, "processes with a call", p.count(workerReady), 1)
 			if tt.subscribed {
-				check(t, "it can be kept", p.keep(c), true)
+				check(t, "it can be kept", p.subscribe(c.worker), true)
 			}
 			p.leave(c)
-			p.reap(time.Now().Add(tt.ends-time.Second), tt.idle)
-			check(t, "processes before that time", p.count(processRunning), 1)
-			p.reap(time.Now().Add(tt.ends+time.Second), tt.idle)
-			check(t, "it has ended after that time", p.count(processRunning) == 0, tt.ends > 0)
+			pass(tt.ends - time.Second)
+			check(t, "processes before that time", p.count(workerReady), 1)
+			pass(3 * time.Second)
+			check(t, "it has ended after that time", p.count(workerReady) == 0, tt.ends > 0)
 		})
 	}
 }
@@ -291,7 +382,7 @@ func TestIdleProcessesEnd(t *testing.T) {
 func (w *Worker) checkRuns(t *testing.T, what string, want int) {
 	t.Helper()
 	synctest.Wait()
-	w.update(func(s *workerState) { check(t, "running calls "+what, len(s.calls), want) })
+	check(t, "running calls "+what, w.open(), want)
 }
 
 // answerCalls has a process answer calls, by their ids.
@@ -310,10 +401,9 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 	for _, answered := range []bool{true, false} {
 		runSynced(t, fmt.Sprint("cancelled calls are answered: ", answered), func(t *testing.T) {
 			var w *Worker
-			p := newPool("a", false, func(owner *Caller) (*Worker, error) {
-				w = testWorker("a", owner)
-				context.AfterFunc(w.ctx, func() { w.finish("") })
-				return w, nil
+			p := testPool("a", false, func(started *Worker) {
+				w = started
+				mute(w)
 			})
 			defer p.close()
 			ctx, cancel := context.WithCancel(t.Context())
@@ -332,14 +422,20 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 				go call(ctx, "a claim")
 			}
 			synctest.Wait()
-			p.timeout = time.Second
-			check(t, "a call that waits in vain", isBusy(call(t.Context(), "a claim")), true)
+			p.timeout = time.Minute
+			vain := make(chan error, 1)
+			go func() { vain <- call(t.Context(), "a claim") }()
+			pass(p.timeout - time.Second)
+			for id := range maxRunningOf { // progress restarts the time-out of the others
+				w.passProgress(object{{"progressToken", json.RawMessage(fmt.Sprint(id + 1))}})
+			}
+			check(t, "a call that waits in vain", isBusy(<-vain), true)
 			p.timeout = 0
 			var order []string
 			for _, name := range []string{"first", "second"} {
 				go func() {
 					call(t.Context(), "a claim")
-					w.update(func(*workerState) { order = append(order, name) })
+					w.update(func() { order = append(order, name) })
 				}()
 				synctest.Wait()
 			}
@@ -350,28 +446,28 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 			w.checkRuns(t, "beside one that waits for its client", maxRunningOf+2)
 			replies <- noResult
 			synctest.Wait()
-			w.update(func(s *workerState) {
-				check(t, "its client's answer waits for a slot", len(s.asks), 1)
+			w.update(func() {
+				check(t, "its client's answer waits for a slot", len(w.asks), 1)
 			})
 			cancel()
 			w.checkRuns(t, "beside those that were cancelled", 2)
-			check(t, "calls that count", p.calls.all, maxRunningOf+1)
+			check(t, "calls that count", p.slots.all, maxRunningOf+1)
 			if answered {
 				w.answerCalls(1, maxRunningOf, nil)
 			} else {
-				pass(cancelTimeout - time.Nanosecond)
+				pass(cancelTimeout - sweepTime)
 				w.checkRuns(t, "before the end of those that were cancelled", 2)
-				pass(time.Nanosecond)
+				pass(2 * sweepTime)
 			}
 			w.checkRuns(t, "after the end of those that were cancelled", 3)
 			w.answerCalls(maxRunningOf+1, 3, noResult)
 			synctest.Wait()
-			w.snapshot()
+			w.update(func() {})
 			if answered { // else the others began at once
 				check(t, "those that waited ended in the order", order, []string{"first", "second"})
 			}
-			check(t, "calls that count in the end", int(p.calls.all)+len(p.calls.used)+
-				len(p.calls.waiting), 0)
+			check(t, "calls that count in the end", int(p.slots.all)+len(p.slots.used)+
+				len(p.slots.waiting), 0)
 		})
 	}
 }
@@ -388,9 +484,7 @@ type endlessModule struct {
 
 func newEndlessModule(t *testing.T, timeout time.Duration) *endlessModule {
 	m := &endlessModule{runs: make(map[*Worker]map[string]int)}
-	m.pool = newPool("a", false, func(*Caller) (*Worker, error) {
-		w := testWorker("a", nil)
-		w.confirms = true
+	m.pool = testPool("a", false, func(w *Worker) {
 		read, stdin := io.Pipe()
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -398,8 +492,9 @@ func newEndlessModule(t *testing.T, timeout time.Duration) *endlessModule {
 		m.runs[w] = make(map[string]int)
 		go w.writeStdin(stdin)
 		go m.play(w, read)
-		return w, nil
+		w.makeReady()
 	})
+	m.Kind = kindPython
 	m.timeout = timeout
 	t.Cleanup(m.close)
 	return m
@@ -488,64 +583,27 @@ func TestRunningCallsAreBounded(t *testing.T) {
 	})
 }
 
-// A process whose cancelled functions run on gets no new calls. It ends when its other
-// calls are answered, or after the time-out of calls.
-func TestCrowdedProcessIsReplaced(t *testing.T) {
-	t.Parallel()
-	const timeout = time.Minute
-	for _, tt := range []struct {
-		name      string
-		cancelled int
-		before    time.Duration // with this much time, the process gets new calls
-		after     time.Duration // more, and it does not
-	}{
-		{"too many", maxCancelled, 0, 0},
-		{"too long", 1, timeout - time.Nanosecond, time.Nanosecond},
-	} {
-		runSynced(t, tt.name, func(t *testing.T) {
-			m := newEndlessModule(t, timeout)
-			m.cancelled("spin", tt.cancelled-1)
-			check(t, "a call before", <-m.begin(t.Context(), "fine"), nil)
-			m.cancelled("spin", 1)
-			if tt.before > 0 {
-				pass(tt.before)
-				check(t, "a call just before", <-m.begin(t.Context(), "fine"), nil)
-			}
-			check(t, "processes before", len(m.workers), 1)
-			pass(tt.after)
-			check(t, "a call after", <-m.begin(t.Context(), "fine"), nil)
-			check(t, "processes after", len(m.workers), 2)
-			check(t, "the first one lives", m.workers[0].alive(), false)
-		})
-	}
-	runSynced(t, "without another call", func(t *testing.T) {
-		m := newEndlessModule(t, timeout)
-		m.cancelled("spin", maxCancelled)
-		m.pool.reap(time.Now(), 0)
-		check(t, "the process lives", m.workers[0].alive(), false)
-	})
-	runSynced(t, "beside another call", func(t *testing.T) {
+// A process whose function runs on after its cancellation, for as long as a call may take, ends with
+// its other calls. Until then, it gets new calls.
+func TestEndlessFunctionEndsItsProcess(t *testing.T) {
+	inSync(t, func(t *testing.T) {
+		const timeout = time.Minute
 		m := newEndlessModule(t, timeout)
 		other := m.begin(t.Context(), "other")
-		m.cancelled("spin", maxCancelled)
-		check(t, "a call", <-m.begin(t.Context(), "fine"), nil)
-		m.cancelled("spin", maxCancelled)
-		check(t, "a call while the first process ends", <-m.begin(t.Context(), "fine"), nil)
-		check(t, "processes", len(m.workers), 2)
-		token := json.RawMessage(`{"progressToken":1}`)
+		m.cancelled("spin", 20)
+		token := members(json.RawMessage(`{"progressToken":1}`))
 		for range 4 {
-			m.workers[0].handle(&Message{
-				Method: "notifications/progress",
-				Params: members(token),
-			})
-			check(t, "the first process lives", m.workers[0].alive(), true)
+			m.workers[0].handle(&Message{Method: "notifications/progress", Params: token})
+			check(t, "a call before", <-m.begin(t.Context(), "fine"), nil)
+			check(t, "processes before", len(m.workers), 1)
+			check(t, "the process lives", m.workers[0].alive(), true)
 			pass(timeout / 4)
 		}
+		pass(2 * sweepTime)
 		checkContains(t, "the other call", fmt.Sprint(<-other),
 			"was stopped because a cancelled call blocked it")
-		synctest.Wait()
 		check(t, "a call after its end", <-m.begin(t.Context(), "fine"), nil)
-		check(t, "processes then", len(m.workers), 3)
+		check(t, "processes then", len(m.workers), 2)
 	})
 }
 
@@ -553,9 +611,10 @@ func TestCrowdedProcessIsReplaced(t *testing.T) {
 func TestWaitingCallsEnd(t *testing.T) {
 	t.Parallel()
 	slow := func(_ *testing.T, b *bubble) {
-		b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
+		b.m.pool.close()
+		b.m.pool = testPool("m", true, func(w *Worker) {
 			pass(5 * time.Second)
-			return b.worker(owner), nil
+			b.startProcess(w)
 		})
 	}
 	native := func(_ *testing.T, b *bubble) { b.native, b.m.Stateless = true, true }
@@ -651,9 +710,8 @@ func TestOneWayToAProcess(t *testing.T) {
 	long(t)
 	h := readHouse(t)
 	allowed := map[string][]string{ // the functions that may name each
-		"workerState.input": {"spawn", "writeStdin", "enqueue"},
-		"Worker.enqueue":    {"startCall", "send"},
-		"Worker.send":       {"notify", "reply"},
+		"Worker.input":   {"enqueue", "takeInput", "endCall"},
+		"Worker.enqueue": {"startCall", "send", "ask"},
 	}
 	named := make(map[string]bool)
 	inspect := func(fn *ast.FuncDecl, n ast.Node) {

@@ -211,10 +211,10 @@ func TestProcessWithoutStdinEnds(t *testing.T) {
 	t.Parallel()
 	g := newGroups(quiet)
 	defer g.Close()
-	w := testWorker("m", nil)
+	w := testWorker(kindExecutable, false, Caller{})
 	must(t, w.spawn(launch{Path: "/bin/sh", Args: []string{"-c", "exec <&-; sleep 600"}}, g))
 	await(t, "its end", func() bool {
-		w.notify("notifications/initialized", nil)
+		w.send(nil, []byte("{}"))
 		return !w.alive()
 	})
 	<-w.done
@@ -242,7 +242,7 @@ func TestProcessEndsWithItsGroup(t *testing.T) {
 	need(t, "sh")
 	g := newGroups(quiet)
 	defer g.Close()
-	w := testWorker("m", nil)
+	w := testWorker(kindExecutable, false, Caller{})
 	must(t, w.spawn(launch{Path: "/bin/sh", Args: []string{"-c", "trap '' TERM; sleep 600 & exit"}}, g))
 	<-w.done
 	g.mu.Lock()

@@ -289,7 +289,7 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	must(t, os.Remove(workspace))
 	must(t, os.Symlink(dir+"/other", workspace))
 	r.Watch = true
-	r.Refresh(time.Now())
+	r.Refresh(t.Context(), time.Now())
 	r.WaitAll(t.Context(), patience, scopeAll())
 	report := r.catalog.Load().modules
 	if len(report) != 1 || report[0].Path != workspace ||

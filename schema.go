@@ -849,12 +849,15 @@ type manifest struct {
 	About     string                       // one sentence, "" for none
 	Problems  []string                     // for the module's author
 	Stateless bool                         // it speaks a revision without sessions
+	Sessions  bool                         // it is stateless, and also speaks a revision with sessions
+	Hash      string                       // see hash; "" until the manifest is published
 	Parts     parts                        // of the module, when the manifest was cached
 }
 
 // hash returns a hash of what the module offers.
 func (m manifest) hash() string {
 	m.Key = ""
+	m.Hash = ""
 	m.Parts = parts{}
 	return hashOf(string(marshal(m)))
 }

@@ -205,6 +205,9 @@ func (s *Session) primary() *outbox {
 	return s.streams[len(s.streams)-1]
 }
 
+// hasStream reports whether the session has a notification stream.
+func (s *Session) hasStream() bool { return s.primary() != nil }
+
 // send sends a message on the session's stream. It reports whether the message may
 // arrive.
 func (s *Session) send(msg []byte) bool {
@@ -343,7 +346,7 @@ func (t *sessionTable) forgetLocked(s *Session) {
 
 // busy reports whether the session can't be forgotten: it has a stream or a request.
 func (s *Session) busy() bool {
-	busy := s.primary() != nil
+	busy := s.hasStream()
 	s.calls.Range(func(any, any) bool {
 		busy = true
 		return false

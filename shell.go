@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -215,23 +214,19 @@ type shellRunner struct {
 	check  func(source) (source, error) // see Registry.checkApproved
 }
 
-// request calls the function that params name: see Worker.request. If ctx ends, request ends
-// the function and does not wait for its end; the call keeps its slot until then.
-func (s *shellRunner) request(ctx context.Context, _ Caller, _ string, params object,
-	timeout time.Duration, slot *slot[*Principal]) (object, error) {
-	silent := fmt.Errorf("module %q: %w within %v", s.Name, errTimeout, timeout)
-	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(timeout, math.MaxInt64), silent)
-	defer cancel()
+// request calls the function that params name: see Worker.request. If the call's context ends,
+// request ends the function and does not wait for its end; the call keeps its slot until then.
+func (s *shellRunner) request(c *call, _ string, params object) (object, error) {
 	var result object
 	var err error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer slot.release()
+		defer c.slot.release()
 		defer catch(s.log, &err)
-		result = shellResult(s.call(ctx, params.text("name"), params.get("arguments")))
+		result = shellResult(s.call(c.ctx, params.text("name"), params.get("arguments")))
 	}()
-	if ended := waitFor(ctx, done); ended != nil {
+	if ended := waitFor(c.ctx, done); ended != nil {
 		return nil, ended
 	}
 	return result, err

@@ -85,9 +85,10 @@ func TestShellCallReleasesItsSlot(t *testing.T) {
 		check:  func(s source) (source, error) { return s, nil },
 	}
 	running := counter[*Principal]{perKey: 1}
-	slot := &slot[*Principal]{counter: &running, key: everyone}
-	<-slot.grant()
-	_, err := runner.request(t.Context(), Caller{}, "tools/call", object{{"name", quote("f")}}, 0, slot)
+	c := newCall(t.Context(), Caller{})
+	c.slot = &slot[*Principal]{counter: &running, key: everyone}
+	<-c.slot.grant()
+	_, err := runner.request(c, "tools/call", object{{"name", quote("f")}})
 	must(t, err)
 	check(t, "running calls", running.count(everyone), 0)
 }

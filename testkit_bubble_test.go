@@ -71,9 +71,7 @@ func (b *bubble) start(t *testing.T) {
 	claims := openClaims(b.base + "/.data")
 	log := quiet
 	b.m = module(t, "/w/m.usher:m ask need stay wait")
-	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
-		return b.worker(owner), nil
-	})
+	b.m.pool = testPool("m", true, b.startProcess)
 	stopping, stop := context.WithCancel(context.Background())
 	b.stop = stop
 	stopped, cancelCalls := context.WithCancel(context.Background())
@@ -138,9 +136,8 @@ func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
 	return ours, nil
 }
 
-// worker returns a Worker of m without a process.
-func (b *bubble) worker(owner *Caller) *Worker {
-	w := testWorker("m", owner)
+// startProcess starts a process of m: a goroutine that plays it.
+func (b *bubble) startProcess(w *Worker) {
 	w.stateless = b.native
 	b.process = w
 	read, stdin := io.Pipe()
@@ -155,7 +152,7 @@ func (b *bubble) worker(owner *Caller) *Worker {
 			b.play(w, line)
 		}
 	}()
-	return w
+	w.makeReady()
 }
 
 // play does what m does with one message.
@@ -220,7 +217,7 @@ func (b *bubble) asks(word string) {
 // progress has m report progress of its first call.
 func (b *bubble) progress(text string) {
 	var token json.RawMessage
-	b.process.update(func(s *workerState) { token = json.RawMessage(sortedKeys(s.calls)[0]) })
+	b.process.update(func() { token = json.RawMessage(sortedKeys(b.process.calls)[0]) })
 	params := object{{"progressToken", token}, {"message", quote(text)}}.encode()
 	b.process.handle(&Message{Method: "notifications/progress", Params: members(params)})
 }

@@ -42,11 +42,12 @@ func TestPanicEndsRequest(t *testing.T) {
 		checkContains(t, "the log", out.String(), "transport_test.go")
 		b.server.modules = good
 		check(t, "a call afterwards", c.Call("m_wait", "").Failure(), "")
-		changed := func(*Worker) { panic("in reading") }
-		w := newWorker(t.Context(), workerConfig{module: "a", log: log, listChanged: changed})
-		w.update(func(s *workerState) { s.advance(workerReady) })
-		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0",` +
-			`"method":"notifications/tools/list_changed"}` + "\n"))
+		w := testWorker(kindPython, false, Caller{})
+		w.log = log
+		w.pool.onParts = func(*Worker, []string) { panic("in reading") }
+		w.makeReady()
+		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0","method":"usher/parts",` +
+			`"params":{"paths":[]}}` + "\n"))
 		check(t, "the process is alive", w.alive(), false)
 		checkContains(t, "the log", out.String(), "in reading")
 	})

@@ -37,9 +37,20 @@ type Module struct {
 
 	owner *moduleOwner // knows whether the module is current
 	pool  *pool        // nil if no version is served: then the module offers nothing, but affects names
-	// own has, by Caller.Member, what takes the place of the module in the views of callers whose
-	// process offers other things than the module does.
-	own map[context.Context]*Module
+}
+
+// ownLists returns what the process of a Member lists, or nil if the Member has no process of its own,
+// or one that lists what the module does. For senders, who have no Member, it returns nil: they see
+// the view of everything.
+func (m *Module) ownLists(member context.Context) (lists *manifest) {
+	if member != nil {
+		m.pool.ofMember(member, func(w *Worker) {
+			if w.lists != nil && w.lists.Hash != m.Hash {
+				lists = w.lists
+			}
+		})
+	}
+	return lists
 }
 
 // Catalog is an immutable set of modules. Safe for concurrent use.
@@ -53,7 +64,7 @@ type Catalog struct {
 // viewKey identifies a view of a catalog.
 type viewKey struct {
 	scope  Scope
-	member context.Context // nil unless its callers have own modules
+	member context.Context // nil unless its callers have a process that lists other things
 }
 
 // newCatalog returns a catalog of the modules, which it sorts.
@@ -66,7 +77,7 @@ func newCatalog(modules []*Module) *Catalog {
 // with what their own processes offer. View builds it at the first request, and keeps at most
 // maxViews views.
 func (c *Catalog) View(scope Scope, member context.Context) *View {
-	hasOwn := func(m *Module) bool { return m.own[member] != nil }
+	hasOwn := func(m *Module) bool { return m.ownLists(member) != nil }
 	if !slices.ContainsFunc(c.modules, hasOwn) {
 		member = nil
 	}
@@ -124,8 +135,8 @@ type Item struct {
 	ViewModule
 }
 
-// offer adds a URI of the module to byURI.
-func (m ViewModule) offer(byURI map[string][]*Item, uri string) {
+// addURI adds a URI of the module to byURI.
+func (m ViewModule) addURI(byURI map[string][]*Item, uri string) {
 	isOwn := func(i *Item) bool { return i.Module == m.Module }
 	if !slices.ContainsFunc(byURI[uri], isOwn) {
 		byURI[uri] = append(byURI[uri], &Item{Name: uri, ViewModule: m})
@@ -153,7 +164,10 @@ func newView(c *Catalog, key viewKey) *View {
 	}
 	inside = slices.DeleteFunc(inside, func(m *Module) bool { return m.Missing && present[m.Name] })
 	for i, label := range labels(inside, scope) {
-		m := cmp.Or(inside[i].own[key.member], inside[i])
+		m := inside[i]
+		if own := m.ownLists(key.member); own != nil {
+			m = newModule(m.owner, m.pool, own)
+		}
 		v.Modules = append(v.Modules, ViewModule{label, m})
 	}
 	v.addResources()
@@ -241,12 +255,12 @@ func (v *View) addResources() {
 	byURI := v.items["resources"]
 	for _, m := range v.Modules {
 		for _, raw := range m.Lists["resources"] {
-			m.offer(byURI, members(raw).text("uri"))
+			m.addURI(byURI, members(raw).text("uri"))
 			resources = append(resources, raw)
 		}
 		for _, method := range m.Methods {
 			if v.scope.shows(method) {
-				m.offer(byURI, method.appURI())
+				m.addURI(byURI, method.appURI())
 			}
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
@@ -343,7 +357,7 @@ func itemNames(items []*Item) string {
 // the module was replaced after the view was made, or its file has changed; then nothing was
 // done. Other errors are the module's, or say why its newest version can't be hosted.
 func (i *Item) Call(ctx context.Context, from Caller, method string, params object) (object, error) {
-	if err := i.owner.checkCurrent(i.pool); err != nil {
+	if err := i.owner.checkCurrent(ctx, i.pool); err != nil {
 		return nil, err
 	}
 	switch {

@@ -227,7 +227,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	tool, claimants := h.modules.View(scopeAll(), nil).Hook(d.path)
 	if tool == nil && claimants == nil {
 		if d.unproven == nil {
-			h.modules.Refresh(d.received)
+			h.modules.Refresh(ctx, d.received)
 		}
 		ready = h.modules.WaitAll(ctx, startupTime, scopeAll())
 		tool, claimants = h.modules.View(scopeAll(), nil).Hook(d.path)

@@ -22,10 +22,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,10 +34,11 @@ import (
 
 const (
 	startTimeout  = 30 * time.Second // for the handshake
-	probeTimeout  = 3 * time.Second  // for the answer to server/discover
+	probeTimeout  = 10 * time.Second // for the answer to server/discover
 	stdinTimeout  = 1 * time.Second  // for the process to end after usher closed its stdin
 	askTimeout    = 10 * time.Minute // for a client's answer, often a person's
-	cancelTimeout = 10 * time.Second // for a shim to confirm a cancellation; see onSilence
+	cancelTimeout = 10 * time.Second // for a shim to confirm a cancellation; see sweepCalls
+	readInterval  = time.Second      // between two readings of the lists of one process
 )
 
 // cancelConfirmed is the notification by which usher's own shims confirm a cancellation. They
@@ -58,142 +57,209 @@ var (
 
 // call is one request to a module.
 type call struct {
-	id       string
-	caller   Caller
-	slot     *slot[*Principal] // released once the call no longer runs; nil for usher's own calls
-	token    json.RawMessage   // the caller's own progress token; nil for none
-	answer   chan *Message     // 1-buffered, nil if nobody waits; receives nil if the process ends
-	progress chan struct{}     // 1-buffered: the module, or the client it asked, did something
+	caller Caller
+	method string                  // for the log, as name is
+	name   string                  // of the tool, prompt or resource
+	ctx    context.Context         // ends if the caller cancels the call, or it takes too long
+	cancel context.CancelCauseFunc // ends ctx
+	slot   *slot[*Principal]       // released once the call no longer runs; nil for usher's own calls
+	worker *Worker                 // nil for a shell function
+	id     string                  // in messages of the process
+	token  json.RawMessage         // the caller's own progress token; nil for none
+	answer chan *Message           // 1-buffered
 
-	// Part of workerState:
-	cancelled time.Time
-	timer     *time.Timer // of a cancelled call, until the module confirms or answers it
+	// Guarded by pool.mu:
+	begun     time.Time // when it was handed to its runner; zero while it waits
+	heard     time.Time // when it last began to wait, or its module showed a sign of life
+	isSlow    bool      // the log says that it is still running
+	isSent    bool      // the process has got its request, or is getting it
+	cancelled time.Time // zero unless the process must still confirm, or end, its cancellation
+	confirmed bool      // the process has confirmed the cancellation
+}
+
+// newCall returns a call, which ends with ctx. The caller must call cancel.
+func newCall(ctx context.Context, caller Caller) *call {
+	c := &call{caller: caller, answer: make(chan *Message, 1)}
+	c.ctx, c.cancel = context.WithCancelCause(ctx)
+	return c
 }
 
 // ofClient reports whether the call is not usher's own.
 func (c *call) ofClient() bool { return c.caller.Principal != nil }
 
-// workerConfig is the part of a Worker that does not change.
-type workerConfig struct {
-	module   string
-	log      *slog.Logger
-	owner    *Caller    // the first caller of a process for one Member; nil for a shared process
-	confirms bool       // the process confirms cancellations, as usher's own shims do
-	caps     clientCaps // what usher declares that the process can ask its clients for
-	// listChanged is called when the module announces that a list has changed. It runs on
-	// the goroutine that reads the module's output.
-	listChanged func(w *Worker)
-	// partsLoaded is called when a shim reports files that the module has loaded. It runs on
-	// the same goroutine.
-	partsLoaded func(w *Worker, paths []string)
-}
-
-// Worker is one process of a module. Its methods are safe for concurrent use.
-type Worker struct {
-	workerConfig
-	stateless bool                // it speaks statelessProtocol; constant after the handshake
-	info      object              // the module's description of itself in the handshake; constant after it
-	ctx       context.Context     // ends when the process must end, or has ended
-	cancel    context.CancelFunc  // ends ctx
-	queued    chan struct{}       // 1-buffered: state.input is not empty
-	running   sync.WaitGroup      // the process group, and requests to clients
-	done      chan struct{}       // closed when the process has ended and nothing is running
-	lastID    atomic.Int64        // of a request to the process
-	asking    counter[*Principal] // open requests to clients
-
-	mu    sync.Mutex
-	state workerState // only update may use it
-}
-
-// workerState is everything about a Worker that changes.
-type workerState struct {
-	input  []byte             // lines to be written to the process
-	unsent map[*Principal]int // bytes of input by the principal they are from; nil is usher
-	stderr tail               // and lines of stdout that are not JSON-RPC; during the handshake only
-	named  string             // the last line of stderr that names an error; "" for a shim
-
-	calls     map[string]*call          // whose callers wait for the answers, by id
-	cancelled map[string]*call          // that still count as running, by id
-	unsure    bool                      // a call was cancelled: an ask that names no call may belong to it
-	asks      map[string]*clientRequest // open requests to clients, by id
-
-	phase   workerPhase
-	reason  string // why usher ends the process, so its end is not a crash; "" if usher doesn't
-	failure error  // of the calls, once phase is workerEnded
-}
-
-// workerPhase is the phase that a process is in. A process may skip phases, but never returns to
-// an earlier one. Worker.ctx ends when workerStopping begins. If the process crashes, closes its
-// stdin or stdout, or the registry closes, ctx ends without that phase, before workerEnded.
-type workerPhase int
+// workerState is the state of a process, from before its start to its end. It only advances, by
+// Worker.advance, and may skip states.
+//
+//	state     what happens                 a call                        what ends the state
+//	waiting   no process runs: there are   waits for ready               room; drain, if no call is left
+//	          as many as there may be
+//	starting  usher builds and starts it,  waits for ready; usher's own  the handshake; a failure; drain
+//	          and shakes hands with it     are made
+//	ready     it serves                    is made                       drain; stop; a crash
+//	draining  it answers what it has got   errNotSent: the pool makes    the end of its last call of a client
+//	                                       it again, in another process
+//	stopping  its ctx has ended: usher     errNotSent; one that was      the end of the process
+//	          ends it, or it has crashed   made waits for the end
+//	ended     nothing of it is left        fails with failure
+//
+// The pool begins to drain a process that is idle, whose session or version has ended, or that
+// makes room. stop is for a failed start, a blocked process, and the end of usher. A crash is the
+// end of the process, or of its stdin or stdout, that usher did not cause.
+type workerState int
 
 const (
-	workerStarting workerPhase = iota // usher shakes hands with it
-	workerReady                       // the handshake has succeeded
-	workerDraining                    // it takes no more calls, and stops when calls is empty
-	workerStopping                    // usher ends it
-	workerEnded                       // it has ended
+	workerWaiting workerState = iota
+	workerStarting
+	workerReady
+	workerDraining
+	workerStopping
+	workerEnded
 )
 
-// advance begins a phase, unless the process is in a later one.
-func (s *workerState) advance(phase workerPhase) { s.phase = max(s.phase, phase) }
+// Worker is one process of a module. Its methods are safe for concurrent use, except those whose
+// comments say that the caller holds the lock: that of the pool.
+type Worker struct {
+	pool      *pool
+	log       *slog.Logger
+	owner     Caller             // the first caller of a process for one Member; zero for a shared process
+	caps      clientCaps         // what usher declares that the process can ask its clients for
+	room      *slot[*Principal]  // its place among the processes of the module; nil if it needs none
+	stateless bool               // it speaks statelessProtocol; constant once ready is closed
+	sessions  bool               // it has said that it also speaks a revision with sessions; constant as well
+	info      object             // the module's description of itself in the handshake; constant as well
+	ctx       context.Context    // ends when workerStopping begins
+	cancel    context.CancelFunc // ends ctx; for advance only
+	ready     chan struct{}      // closed when the process is ready, or its start has failed
+	done      chan struct{}      // closed when the process has ended and nothing is running
+	queued    chan struct{}      // 1-buffered: input is not empty
+	running   sync.WaitGroup     // the process group, requests to clients, and readings of lists
+	ending    sync.Once          // finish does something
+	lastID    atomic.Int64       // of a request to the process
 
-// update locks the worker's state, calls change with it, and then restores two
-// invariants: a draining process without calls ends, and a process that has ended has no
-// calls. Only functions passed to update use the state. They must not block. The caller may
-// hold the pool's lock.
-func (w *Worker) update(change func(s *workerState)) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s := &w.state
-	change(s)
-	if s.phase == workerDraining && len(s.calls) == 0 {
-		w.stopLocked(s, "was stopped")
+	// Guarded by pool.mu:
+	state      workerState
+	failure    error                     // of its calls, or of its start; from workerStopping on, or at the end of a crash
+	started    bool                      // the handshake has succeeded; constant once ready is closed
+	crashed    bool                      // by itself, or its start has failed: this may repeat itself
+	lastUse    time.Time                 // the last sweep that found a call of it, or its beginning
+	subscribed bool                      // its session waits for changes of resources, so it is not idle
+	calls      map[string]*call          // that the process has to answer, by id; cancelled ones that count, too
+	asks       map[string]*clientRequest // open requests to clients, by id
+	input      []input                   // messages that usher has not begun to write
+	stderr     tail                      // and lines of stdout that are not JSON-RPC, before it was ready
+	errorLine  string                    // the last line of stderr that names an error; "" for a shim
+
+	lists   *manifest     // as last read after an announcement; nil if there was none
+	due     chan struct{} // closed when lists have been read that have changed; nil if none has
+	reading chan struct{} // the same, while they are being read
+}
+
+// input is a message for a process, one line. If its call ends first, it is dropped.
+type input struct {
+	call *call // nil for a message of usher itself
+	line []byte
+}
+
+// newWorker returns a worker without a process. owner is the first caller of a process for one Member;
+// zero for a process of all callers. The caller holds p.mu.
+func newWorker(p *pool, owner Caller) *Worker {
+	w := &Worker{
+		pool:    p,
+		log:     p.log,
+		owner:   owner,
+		caps:    allCaps,
+		ready:   make(chan struct{}),
+		done:    make(chan struct{}),
+		queued:  make(chan struct{}, 1),
+		lastUse: time.Now(),
+		calls:   make(map[string]*call),
+		asks:    make(map[string]*clientRequest),
 	}
-	if s.phase == workerEnded {
-		s.answerAll(nil)
-		for id := range s.cancelled {
-			s.forgetCancelled(id)
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	if owner.Sessionless { // its functions are only for its own call, and would keep the call
+		w.owner.Notify = nil
+		w.owner.Ask = nil
+	}
+	if owner.Principal != nil { // else it is usher's own or shared: hardly ever more than one
+		w.room = &slot[*Principal]{counter: p.rooms, key: roomKey(owner.Principal)}
+		w.room.grant() // in the order of the first calls
+	}
+	if p.Launch.Shared || w.room != nil && w.room.key != nil {
+		w.caps &^= capRoots
+	}
+	return w
+}
+
+// hasSession reports whether the process serves one session.
+func (w *Worker) hasSession() bool { return w.owner.Member != nil && !w.owner.Sessionless }
+
+// confirms reports whether the process confirms cancellations, as usher's own shims do.
+func (w *Worker) confirms() bool { return w.pool.Kind.singleFile() }
+
+// update makes a change to the process with the lock held. change must not block.
+func (w *Worker) update(change func()) {
+	w.pool.mu.Lock()
+	defer w.pool.mu.Unlock()
+	change()
+}
+
+// advance begins a state, unless the process is in a later one, and then does what the state asks
+// for: a draining process without calls of clients stops, and one that has ended fails its calls.
+// The caller holds the lock.
+func (w *Worker) advance(state workerState) {
+	before := w.state
+	w.state = max(w.state, state)
+	if w.state == workerDraining && !w.answersClients() {
+		w.state = workerStopping
+		w.failure = errNotSent
+	}
+	if w.state == before {
+		return
+	}
+	switch w.state {
+	case workerReady:
+		w.started = true
+		close(w.ready)
+	case workerStopping:
+		w.cancel()
+	case workerEnded:
+		w.cancel()
+		for _, c := range w.calls {
+			c.cancel(w.failure)
+			w.finishCall(c)
+		}
+		if w.due != nil {
+			close(w.due)
+		}
+		if !w.started {
+			close(w.ready)
 		}
 	}
 }
 
-// answerAll answers all calls in flight; nil says that the process has ended.
-func (s *workerState) answerAll(msg *Message) {
-	for _, c := range s.calls {
-		c.answer <- msg
+// answersClients reports whether the process has calls of clients that are not cancelled.
+func (w *Worker) answersClients() bool {
+	for _, c := range w.calls {
+		if c.ofClient() && c.cancelled.IsZero() {
+			return true
+		}
 	}
-	clear(s.calls)
+	return false
 }
 
-// forgetCancelled records that the cancelled call with this id, if there is one, no longer
-// counts as running.
-func (s *workerState) forgetCancelled(id string) {
-	if c := s.cancelled[id]; c != nil {
-		c.timer.Stop()
-		c.slot.release()
-		delete(s.cancelled, id)
-	}
+// stop begins to end the process, unless it is ending anyway, and returns at once; done is closed
+// when it has ended. Its calls, or its start, fail with failure; nil is for a crash.
+func (w *Worker) stop(failure error) {
+	w.update(func() {
+		if w.state < workerStopping {
+			w.failure = failure
+			w.advance(workerStopping)
+		}
+	})
 }
 
-// newWorker returns a worker that has no process yet. When ctx ends, its process is ended.
-func newWorker(ctx context.Context, config workerConfig) *Worker {
-	w := &Worker{
-		workerConfig: config,
-		queued:       make(chan struct{}, 1),
-		done:         make(chan struct{}),
-		asking:       counter[*Principal]{perKey: maxAsks},
-		state: workerState{
-			unsent:    make(map[*Principal]int),
-			calls:     make(map[string]*call),
-			cancelled: make(map[string]*call),
-			asks:      make(map[string]*clientRequest),
-		},
-	}
-	w.log = w.log.With("module", w.module)
-	w.ctx, w.cancel = context.WithCancel(ctx)
-	return w
-}
+// fault returns the error of calls whose process usher ends.
+func (w *Worker) fault(reason string) error { return processFault(w.pool.Name, reason, "") }
 
 // ---- The process
 
@@ -218,7 +284,7 @@ func (w *Worker) spawn(l launch, g *groups) error {
 	w.running.Go(func() { w.writeStdin(stdin) })
 	go func() {
 		err := c.wait(w.ctx, stdinTimeout) // writeStdin closes stdin
-		w.cancel()
+		w.stop(nil)
 		w.running.Go(c.end)
 		readers.Wait()
 		for _, f := range c.outputs {
@@ -233,53 +299,21 @@ func (w *Worker) spawn(l launch, g *groups) error {
 // finish records that the process has ended, for example with "exit status 1". It waits for the
 // rest of the process group, and closes done.
 func (w *Worker) finish(exit string) {
-	w.update(func(s *workerState) {
-		reason := fmt.Sprintf("crashed (%s); the next call starts it again", exit)
-		output := s.stderr.String()
-		switch s.phase {
-		case workerStopping:
-			reason = s.reason
-		case workerStarting:
-			reason = fmt.Sprintf("exited at startup (%s)", exit)
-			output = cmp.Or(s.named, output)
+	w.update(func() {
+		isWanted := w.failure == errNotSent || errors.Is(w.failure, errUnapproved)
+		w.crashed = w.failure == nil || !w.started && !isWanted
+		switch {
+		case w.failure != nil:
+		case w.started:
+			w.failure = w.fault(fmt.Sprintf("crashed (%s); the next call starts it again", exit))
+		default:
+			w.failure = processFault(w.pool.Name, fmt.Sprintf("exited at startup (%s)", exit),
+				cmp.Or(w.errorLine, w.stderr.String()))
 		}
-		s.failure = processFault(w.module, reason, output)
-		s.advance(workerEnded)
+		w.advance(workerEnded)
 	})
 	w.running.Wait()
-	close(w.done)
-}
-
-// stop begins to end the process, unless it is ending anyway, and returns at once; done is closed
-// when it has ended. The calls in flight fail with the reason.
-func (w *Worker) stop(reason string) {
-	w.update(func(s *workerState) { w.stopLocked(s, reason) })
-}
-
-// stopLocked does the work of stop. The caller holds w.mu.
-func (w *Worker) stopLocked(s *workerState, reason string) {
-	if w.alive() {
-		s.advance(workerStopping)
-		s.reason = reason
-		w.cancel()
-	}
-}
-
-// drain refuses new calls, and ends the process once all calls in it are answered or cancelled.
-func (w *Worker) drain() { w.update(func(s *workerState) { s.advance(workerDraining) }) }
-
-// stopBlocked ends the process because a cancelled call blocks it.
-func (w *Worker) stopBlocked() {
-	if w.alive() {
-		w.log.Error("a cancelled call blocks the module: ending its process")
-		w.stop("was stopped because a cancelled call blocked it: call again")
-	}
-}
-
-// snapshot returns a copy of the state. The caller must not use the copy's maps.
-func (w *Worker) snapshot() (copied workerState) {
-	w.update(func(s *workerState) { copied = *s })
-	return copied
+	w.ending.Do(func() { close(w.done) }) // its start may have failed twice
 }
 
 // capability returns the module's declaration of a capability, or nil.
@@ -287,63 +321,64 @@ func (w *Worker) capability(name string) json.RawMessage {
 	return w.info.object("capabilities").get(name)
 }
 
-// alive reports whether the process has not been ended, and has not ended. A draining process is alive.
-func (w *Worker) alive() bool { return w.ctx.Err() == nil }
-
-// writeStdin writes the queued input, as much as possible in one system call, until the
-// process must end and the queue is empty. (The queue may still contain a cancellation.) If a write
-// fails, writeStdin ends the process, and its callers see a crash.
+// writeStdin writes the queued messages until the process must end and none is left. (There may
+// still be a cancellation.) If a write fails, the process ends, and its callers see a crash.
 func (w *Worker) writeStdin(stdin io.WriteCloser) {
-	defer w.cancel()
+	defer w.stop(nil)
 	defer catch(w.log, nil)
 	defer stdin.Close()
 	for {
-		select {
-		case <-w.queued:
-		case <-w.ctx.Done():
-		}
-		runtime.Gosched() // other calls that are ready now share the system call
-		var input []byte
-		w.update(func(s *workerState) {
-			input = s.input
-			s.input = nil
-			clear(s.unsent)
-		})
-		if len(input) == 0 && !w.alive() {
+		line := w.takeInput()
+		switch {
+		case line != nil:
+			if _, err := stdin.Write(line); err != nil {
+				return
+			}
+		case waitFor(w.ctx, w.queued) != nil:
 			return
 		}
-		if _, err := stdin.Write(input); err != nil {
-			return // the process ends, which fails the calls
-		}
 	}
+}
+
+// takeInput removes the first message from the queue and returns it, or nil. Nothing else stays in
+// memory for a call that ends while the process does not read.
+func (w *Worker) takeInput() (line []byte) {
+	w.update(func() {
+		if len(w.input) == 0 {
+			return
+		}
+		in := w.input[0]
+		w.input = slices.Delete(w.input, 0, 1)
+		line = in.line
+		if in.call != nil {
+			in.call.isSent = true // its request is its first message
+		}
+	})
+	return line
 }
 
 // namedError matches a line that names an error, after which some languages print a long stack.
 var namedError = regexp.MustCompile(`^([\w.]*(Error|Exception)\b.*|panic): .*[^[{]$`)
 
-// remember logs a line of stderr. During the handshake, it keeps the line instead, because the line
-// may explain why the process does not start: then the error contains it; else shakeHands logs it.
+// remember logs a line of stderr. During the start, it also keeps the line, because the line may explain
+// why the process does not start: then the error contains it.
 func (w *Worker) remember(line string) {
-	started := false
-	w.update(func(s *workerState) {
-		started = s.phase > workerStarting
-		if started {
+	w.log.Info("module output", "line", line)
+	w.update(func() {
+		if w.started {
 			return
 		}
-		if !w.confirms && namedError.MatchString(line) {
-			s.named = line
+		if !w.confirms() && namedError.MatchString(line) {
+			w.errorLine = line
 		}
-		s.stderr.add(line)
+		w.stderr.add(line)
 	})
-	if started {
-		w.log.Info("module output", "line", line)
-	}
 }
 
 // readStdout handles the messages of the process until it closes its stdout. A process
 // without a stdout is of no use, even if it continues. Its callers see a crash.
 func (w *Worker) readStdout(stdout io.Reader) {
-	defer w.cancel()
+	defer w.stop(nil)
 	defer catch(w.log, nil)
 	lines := newLineReader(stdout, maxWorkerLine)
 	for {
@@ -381,7 +416,12 @@ func (w *Worker) dropUnreadable(line []byte, why error) {
 	case id != nil && len(answer.without("jsonrpc", "result", "error")) < len(answer):
 		w.answer(&Message{ID: id, Err: problem})
 	case tooLong:
-		w.update(func(s *workerState) { s.answerAll(&Message{Err: problem}) })
+		w.update(func() {
+			for _, c := range w.calls {
+				c.cancel(problem)
+				w.finishCall(c)
+			}
+		})
 	}
 }
 
@@ -399,78 +439,57 @@ func (w *Worker) handle(msg *Message) {
 	case "notifications/message", "notifications/elicitation/complete":
 		w.passOn(msg.Method, msg.Params)
 	case "notifications/resources/updated": // the session has subscribed
-		if o := w.owner; o != nil && o.Notify != nil && o.reachable() {
+		if o := w.owner; o.Notify != nil && o.reachable() {
 			o.Notify(msg.Method, msg.Params)
 		}
 	case "notifications/cancelled":
 		w.withdrawAsk(msg.Params.get("requestId"))
 	case cancelConfirmed:
-		w.confirmCancelled(msg.Params.get("requestId"))
+		w.update(func() {
+			if c := w.callOf(msg.Params.get("requestId")); c != nil {
+				c.confirmed = true
+			}
+		})
 	case partsLoaded:
 		var paths []string
 		if json.Unmarshal(msg.Params.get("paths"), &paths) == nil {
-			w.partsLoaded(w, paths)
+			w.pool.onParts(w, paths)
 		}
 	default:
-		if strings.HasSuffix(msg.Method, "/list_changed") && w.snapshot().phase > workerStarting {
-			w.listChanged(w)
+		if strings.HasSuffix(msg.Method, "/list_changed") {
+			w.listsChanged()
 		}
 	}
 }
 
 // ---- Messages to the process
 
-// enqueue queues a message from a principal for the process. It does not wait: a module that does
-// not read may be waiting for usher to read. It returns errNotSent if the process is ending, and
-// another error if too much of the principal is queued.
-func (w *Worker) enqueue(s *workerState, from *Principal, msg []byte) error {
-	if !w.alive() {
-		return errNotSent
-	}
-	if n := s.unsent[from]; n > 0 && n+len(msg) > maxInput {
-		return fmt.Errorf("module %q does not read its stdin, or reads slowly: try again", w.module)
-	}
-	s.unsent[from] += len(msg)
-	s.input = append(append(s.input, msg...), '\n')
-	wake(w.queued)
-	return nil
-}
-
-// send sends a message from a principal that is not a request. Only notify and reply call it.
-func (w *Worker) send(from *Principal, msg []byte) {
-	var err error
-	w.update(func(s *workerState) { err = w.enqueue(s, from, msg) })
-	if err != nil && w.alive() {
-		w.log.Warn("a message was dropped", "err", err)
+// enqueue queues a message for the process, unless that is ending. It does not wait: a module that
+// does not read may be waiting for usher to read. The caller holds the lock.
+func (w *Worker) enqueue(c *call, line []byte) {
+	if w.state < workerStopping {
+		w.input = append(w.input, input{c, append(line, '\n')})
+		wake(w.queued)
 	}
 }
 
-// notify sends a notification.
-func (w *Worker) notify(method string, params object) {
-	w.send(nil, encodeRequest(nil, method, params))
-}
+// send queues a message that is not a request: see enqueue.
+func (w *Worker) send(c *call, line []byte) { w.update(func() { w.enqueue(c, line) }) }
 
-// reply answers a request of the module, for the principal that it has asked, with err unless that
-// is nil.
-func (w *Worker) reply(from *Principal, id json.RawMessage, result object, err error) {
-	if err != nil {
-		w.send(from, encodeError(id, err))
-		return
-	}
-	w.send(from, encodeResult(id, result))
-}
-
-// startCall queues the request of a call. No other function writes a request to the process.
-// It returns errNotSent if the process is draining, else the error of enqueue.
+// startCall queues the request of a call. No other function writes a request to the process. It
+// returns errNotSent if the process takes no more calls. The process answers the call unless
+// c.answer is nil.
 func (w *Worker) startCall(c *call, method string, params object) (err error) {
-	msg := encodeRequest(json.RawMessage(c.id), method, w.adapt(c, params))
-	w.update(func(s *workerState) {
-		err = errNotSent
-		if s.phase < workerDraining {
-			err = w.enqueue(s, c.caller.Principal, msg)
+	c.id = strconv.FormatInt(w.lastID.Add(1), 10)
+	line := encodeRequest(json.RawMessage(c.id), method, w.adapt(c, params))
+	w.update(func() {
+		if w.state >= workerDraining {
+			err = errNotSent
+			return
 		}
-		if err == nil && c.answer != nil {
-			s.calls[c.id] = c
+		w.enqueue(c, line)
+		if c.answer != nil {
+			w.calls[c.id] = c
 		}
 	})
 	return err
@@ -478,41 +497,34 @@ func (w *Worker) startCall(c *call, method string, params object) (err error) {
 
 // ---- Calls
 
-// newCall returns a call whose caller waits for the answer.
-func (w *Worker) newCall(caller Caller) *call {
-	return &call{
-		id:       strconv.FormatInt(w.lastID.Add(1), 10),
-		caller:   caller,
-		answer:   make(chan *Message, 1),
-		progress: make(chan struct{}, 1),
+// request sends the request of a call and waits for its result. It converts the params to the
+// protocol era of the module, and replaces the caller's progress token. It releases the slot once
+// the call no longer runs in the module. If the call's context ends, usher cancels the call, and the
+// error is the context's cause. Errors that the module answered with are *rpcError.
+func (w *Worker) request(c *call, method string, params object) (object, error) {
+	if err := w.startCall(c, method, params); err != nil {
+		c.slot.release()
+		return nil, err
+	}
+	select {
+	case msg := <-c.answer:
+		w.endCall(c, nil)
+		if msg.Err != nil {
+			return nil, msg.Err
+		}
+		return msg.Result, nil
+	case <-c.ctx.Done():
+		err := context.Cause(c.ctx)
+		w.endCall(c, err)
+		return nil, err
 	}
 }
 
-// request sends a request and waits for its result. It converts the params to the
-// protocol era of the module, and replaces the caller's progress token. It releases the slot
-// once the call no longer runs in the module. If ctx ends, usher cancels the call, and the
-// error is ctx's cause. If the module makes no progress for timeout (0:
-// unlimited) while it waits for no client's answer, the error is errTimeout. Errors that the
-// module answered with are *rpcError.
-func (w *Worker) request(ctx context.Context, caller Caller, method string, params object,
-	timeout time.Duration, slot *slot[*Principal]) (object, error) {
-	c := w.newCall(caller)
-	c.slot = slot
-	if err := w.startCall(c, method, params); err != nil {
-		slot.release()
-		return nil, err
-	}
-	msg, err := w.await(ctx, c, timeout)
-	w.endCall(c, err)
-	switch {
-	case err != nil:
-		return nil, err
-	case msg == nil:
-		return nil, w.snapshot().failure
-	case msg.Err != nil:
-		return nil, msg.Err
-	}
-	return msg.Result, nil
+// query makes a request of usher's own.
+func (w *Worker) query(ctx context.Context, method string, params object) (object, error) {
+	c := newCall(ctx, Caller{})
+	defer c.cancel(nil)
+	return w.request(c, method, params)
 }
 
 // adapt returns the params of a call as the module gets them: with a progress token of
@@ -536,60 +548,28 @@ func (w *Worker) adapt(c *call, params object) object {
 	return params.setMeta(meta)
 }
 
-// await waits for the answer to a call.
-func (w *Worker) await(ctx context.Context, c *call, timeout time.Duration) (*Message, error) {
-	timeout = cmp.Or(timeout, math.MaxInt64)
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
-	for {
-		select {
-		case <-c.progress:
-			timer.Reset(timeout)
-		case msg := <-c.answer:
-			return msg, nil
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-timer.C:
-			if !w.waitsForClient(c) {
-				return nil, fmt.Errorf("module %q: %w within %v", w.module, errTimeout, timeout)
-			}
-			timer.Reset(timeout)
-		}
-	}
-}
-
-// waitsForClient reports whether the module may be waiting for a client that it has asked
-// in this call.
-func (w *Worker) waitsForClient(c *call) (waits bool) {
-	w.update(func(s *workerState) {
-		waits = len(c.progress) > 0
-		for _, a := range s.asks {
-			if !a.withdrawn.Load() && (a.call == c || a.call == nil) {
-				waits = true
-			}
-		}
-	})
-	return waits
-}
-
-// endCall ends a call. It first cancels the requests to clients that the module made in
-// the call, so that a client sees their end before the call's answer. If cancelled is not
-// nil, endCall notifies the module. A client's call then counts as running until the module
-// has answered it; see onSilence.
+// endCall ends a call. It first cancels the requests to clients that the module made in the call, so
+// that a client sees their end before the call's answer. If cancelled is not nil, endCall notifies
+// the module, unless the module has not got the request. A client's call then counts as running
+// until the module has answered it; see sweepCalls.
 func (w *Worker) endCall(c *call, cancelled error) {
+	notify := false
 	var asks []*clientRequest
-	w.update(func(s *workerState) {
-		if s.calls[c.id] == c && cancelled != nil && c.ofClient() {
-			// Without its caller: c would keep the caller's request in memory.
-			running := &call{id: c.id, slot: c.slot, cancelled: time.Now()}
-			running.timer = time.AfterFunc(cancelTimeout, func() { w.onSilence(running) })
-			s.cancelled[c.id] = running
-			s.unsure = true
-		} else {
-			c.slot.release()
+	w.update(func() {
+		w.input = slices.DeleteFunc(w.input, func(in input) bool { return in.call == c })
+		switch {
+		case w.calls[c.id] != c: // it was answered
+		case c.isSent && c.ofClient():
+			notify = true
+			c.cancelled = time.Now()
+			c.caller.Notify = nil // they keep the caller's request in memory
+			c.caller.Ask = nil
+			w.advance(w.state)
+		default:
+			notify = c.isSent
+			w.finishCall(c)
 		}
-		delete(s.calls, c.id)
-		for _, a := range s.asks {
+		for _, a := range w.asks {
 			if a.call == c {
 				asks = append(asks, a)
 			}
@@ -599,70 +579,75 @@ func (w *Worker) endCall(c *call, cancelled error) {
 		a.cancel()
 		<-a.done
 	}
-	if cancelled != nil {
+	if notify {
 		params := object{{"requestId", json.RawMessage(c.id)}, {"reason", quote(cancelled.Error())}}
-		w.notify("notifications/cancelled", params)
+		w.send(nil, encodeRequest(nil, "notifications/cancelled", params))
 	}
 }
 
-// onSilence handles a cancellation that the module has not confirmed in time. A process of a
-// shim is ended, because it would confirm if it could begin another call. Hosted servers
-// confirm nothing: their call just doesn't count any longer.
-func (w *Worker) onSilence(c *call) {
-	if w.confirms {
-		w.stopBlocked()
-	} else {
-		w.update(func(s *workerState) { s.forgetCancelled(c.id) })
-	}
+// finishCall removes a call that the process need not answer any longer. The caller holds the lock.
+func (w *Worker) finishCall(c *call) {
+	delete(w.calls, c.id)
+	c.slot.release()
+	w.advance(w.state)
 }
 
-// confirmCancelled records that a shim has confirmed the cancellation of a call.
-func (w *Worker) confirmCancelled(id json.RawMessage) {
-	w.update(func(s *workerState) {
-		if c := s.cancelled[string(id)]; c != nil && w.confirms {
-			c.timer.Stop()
+// sweepCalls looks at the calls of the process. The time for which the module waits for a client's
+// answer does not count as its silence. A process of a shim ends if a cancelled call blocks it: if it has
+// not confirmed the cancellation in time, because it can't begin another call, or if the function still
+// runs after the time-out of calls. Hosted servers confirm nothing: their cancelled calls just don't
+// count any longer. The caller holds the lock.
+func (w *Worker) sweepCalls(now time.Time) {
+	for _, c := range w.calls {
+		for _, a := range w.asks {
+			if a.call == c || a.call == nil {
+				c.heard = now
+			}
 		}
-	})
+		age := now.Sub(c.cancelled)
+		isLate := age >= cancelTimeout && !c.confirmed
+		isEndless := w.pool.timeout > 0 && age >= w.pool.timeout
+		switch {
+		case c.cancelled.IsZero():
+		case !w.confirms():
+			if age >= cancelTimeout {
+				w.finishCall(c)
+			}
+		case w.state < workerStopping && (isLate || isEndless):
+			w.log.Error("a cancelled call blocks the module: ending its process")
+			w.failure = w.fault("was stopped because a cancelled call blocked it: call again")
+			w.advance(workerStopping)
+		}
+	}
 }
 
-// crowded reports whether too many cancelled functions run in a process of a shim, or one of
-// them has run for longer than timeout (0: unlimited) since its cancellation. w may be nil: then
-// the process has not started.
-func (w *Worker) crowded(timeout time.Duration) (crowded bool) {
-	if w == nil || !w.confirms {
-		return false
-	}
-	w.update(func(s *workerState) {
-		crowded = len(s.cancelled) >= maxCancelled
-		for _, c := range s.cancelled {
-			crowded = crowded || timeout > 0 && time.Since(c.cancelled) >= timeout
-		}
-	})
-	return crowded
-}
+// callOf returns the call that a message of the process names, if the process has to answer it. Some
+// modules turn its number into text. The caller holds the lock.
+func (w *Worker) callOf(id json.RawMessage) *call { return w.calls[idKey(bytes.Trim(id, `"`))] }
 
 // answer passes an answer on to its call, or records that a cancelled call has ended.
 func (w *Worker) answer(msg *Message) {
-	id := idKey(bytes.Trim(msg.ID, `"`)) // some modules turn the number into text
-	w.update(func(s *workerState) {
-		if c := s.calls[id]; c != nil {
-			delete(s.calls, id)
+	w.update(func() {
+		if c := w.callOf(msg.ID); c != nil {
 			c.answer <- msg
+			w.finishCall(c)
 		}
-		s.forgetCancelled(id)
 	})
 }
 
 // passProgress passes progress on to its call, with the token that the caller chose.
 func (w *Worker) passProgress(params object) {
-	var c *call
-	w.update(func(s *workerState) { c = s.calls[idKey(bytes.Trim(params.get("progressToken"), `"`))] })
-	if c == nil {
-		return
-	}
-	wake(c.progress)
-	if c.token != nil && c.caller.Notify != nil {
-		c.caller.Notify("notifications/progress", params.set("progressToken", c.token))
+	var caller Caller
+	var token json.RawMessage
+	w.update(func() {
+		if c := w.callOf(params.get("progressToken")); c != nil {
+			c.heard = time.Now()
+			caller = c.caller
+			token = c.token
+		}
+	})
+	if token != nil && caller.Notify != nil {
+		caller.Notify("notifications/progress", params.set("progressToken", token))
 	}
 }
 
@@ -672,7 +657,7 @@ func (w *Worker) passOn(method string, params object) {
 	var caller Caller
 	var c *call
 	var err error
-	w.update(func(s *workerState) { caller, c, err = w.recipient(s, params) })
+	w.update(func() { caller, c, err = w.recipient(params) })
 	switch {
 	case err == nil && caller.Notify != nil && (c != nil || caller.reachable()):
 		caller.Notify(method, stripCallID(params))
@@ -682,47 +667,79 @@ func (w *Worker) passOn(method string, params object) {
 	}
 }
 
-// ---- The handshake, in which usher finds out what the module is
+// ---- Its lists
 
-// shakeHands shakes hands with a module whose process has been started. stateful says that
-// the module is known to have sessions. If the handshake fails, shakeHands ends the
-// process. ctx bounds the handshake only.
-func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
-	silent := fmt.Errorf("did not answer initialize within %v", startTimeout)
-	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, silent)
-	defer cancel()
-	if err := w.handshake(ctx, stateful); err != nil {
-		w.stop("can't start: " + err.Error())
-		<-w.done
-		return w.snapshot().failure
-	}
-	var lines tail
-	w.update(func(s *workerState) {
-		s.advance(workerReady)
-		lines = s.stderr
-		s.stderr = nil
+// listsChanged records that the lists of the process may have changed. The next sweep begins to read
+// them. Before the process is ready, nothing is announced.
+func (w *Worker) listsChanged() {
+	w.update(func() {
+		if w.started && w.state < workerStopping && w.due == nil {
+			w.due = make(chan struct{})
+		}
 	})
-	for _, line := range lines {
-		w.log.Info("module output", "line", line)
-	}
-	return nil
 }
 
-// handshake detects the protocol era of the module, unless it is known. If the module
-// does not answer server/discover as a stateless module does, usher sends initialize (MCP
-// 2026-07-28, basic/transports/stdio, "Backward Compatibility").
-func (w *Worker) handshake(ctx context.Context, stateful bool) error {
-	if stateful {
-		return w.initialize(ctx)
+// readLists begins to read the lists of the process if they may have changed, unless they are being
+// read. The caller holds the lock.
+func (w *Worker) readLists() {
+	if w.due == nil || w.reading != nil || w.state >= workerStopping {
+		return
 	}
-	probe, cancel := context.WithTimeout(ctx, probeTimeout)
+	w.reading = w.due
+	w.due = nil
+	w.running.Go(func() {
+		defer w.update(func() {
+			close(w.reading)
+			w.reading = nil
+		})
+		defer catch(w.log, nil)
+		if m, err := readManifest(w.ctx, w); err == nil {
+			m.Hash = m.hash()
+			w.pool.onLists(w, m)
+		}
+	})
+}
+
+// setLists sets what the process lists, and returns what it listed before; nil for nothing.
+func (w *Worker) setLists(m *manifest) (before *manifest) {
+	w.update(func() {
+		before = w.lists
+		w.lists = m
+	})
+	return before
+}
+
+// ---- The handshake, in which usher finds out what the module is
+
+// shakeHands finds out what the process is, and makes it ready. stateful says that it is known to
+// have sessions. If that fails, shakeHands ends the process.
+func (w *Worker) shakeHands(stateful bool) {
+	silent := fmt.Errorf("did not answer initialize within %v", startTimeout)
+	ctx, cancel := context.WithTimeoutCause(w.ctx, startTimeout, silent)
 	defer cancel()
-	if w.discover(probe) {
-		return nil
+	if err := w.handshake(ctx, stateful); err != nil {
+		w.stop(w.fault("can't start: " + err.Error()))
+		<-w.done
+	} else {
+		w.update(func() { w.advance(workerReady) })
+	}
+}
+
+// handshake tries server/discover, unless stateful is set, and then initialize (MCP 2026-07-28,
+// basic/transports/stdio, "Backward Compatibility"). An error, the end of the process or silence is
+// a refusal.
+func (w *Worker) handshake(ctx context.Context, stateful bool) error {
+	if !stateful {
+		probe, cancel := context.WithTimeout(ctx, probeTimeout)
+		defer cancel()
+		if w.discover(probe) {
+			return nil
+		}
+		w.pool.refusesDiscover.Store(w.ctx.Err() != nil)
 	}
 	err := w.initialize(ctx)
 	_, answered := errors.AsType[*rpcError](err)
-	if answered && w.discover(ctx) { // it was only slow to start
+	if answered && w.discover(ctx) { // it was only slow to start, or has changed
 		return nil
 	}
 	return err
@@ -732,13 +749,15 @@ func (w *Worker) handshake(ctx context.Context, stateful bool) error {
 // notifications of changed lists.
 func (w *Worker) discover(ctx context.Context) bool {
 	w.stateless = true
-	result, _ := w.request(ctx, Caller{}, "server/discover", nil, 0, nil) // after an error, result is empty
+	result, _ := w.query(ctx, "server/discover", nil) // after an error, result is empty
 	var versions []string
 	_ = json.Unmarshal(result.get("supportedVersions"), &versions)
 	w.stateless = slices.Contains(versions, statelessProtocol)
+	w.sessions = slices.ContainsFunc(versions, hasSessions)
 	if w.stateless {
 		w.info = result
-		c := w.newCall(Caller{})
+		c := newCall(ctx, Caller{})
+		defer c.cancel(nil)
 		c.answer = nil // usher ignores it if the module ends this stream
 		_ = w.startCall(c, "subscriptions/listen", object{{"notifications", json.RawMessage(
 			`{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)}})
@@ -754,12 +773,12 @@ func (w *Worker) initialize(ctx context.Context) error {
 		{"clientInfo", usherInfo()},
 		{"capabilities", w.caps.encode()},
 	}
-	result, err := w.request(ctx, Caller{}, "initialize", params, 0, nil)
+	result, err := w.query(ctx, "initialize", params)
 	if err != nil {
 		return err
 	}
 	w.info = result
-	w.notify("notifications/initialized", nil)
+	w.send(nil, encodeRequest(nil, "notifications/initialized", nil))
 	return nil
 }
 
@@ -784,6 +803,7 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 		Lists:     make(map[string][]json.RawMessage),
 		About:     firstSentence(w.info.text("instructions")),
 		Stateless: w.stateless,
+		Sessions:  w.sessions,
 	}
 	// usher's own runtimes list here the functions that they can't offer.
 	problems := members(w.capability("experimental")).object("usher/problems").get("problems")
@@ -830,7 +850,7 @@ func (w *Worker) list(ctx context.Context, key string) (all []json.RawMessage, _
 	seen := make(map[string]bool) // cursors, and ids of items
 	stale := 0                    // pages in a row that brought nothing new
 	for size := 0; size < maxList; {
-		result, err := w.request(ctx, Caller{}, method, params, 0, nil)
+		result, err := w.query(ctx, method, params)
 		if err != nil {
 			return all, fmt.Errorf("%s: %w", method, err)
 		}
@@ -878,6 +898,7 @@ type Caller struct {
 	Running context.Context
 	// Sessionless says that the caller is an MCP client without a session.
 	Sessionless bool
+	HasStream   func() bool // the caller's session has a notification stream; nil if there is no session
 	Client      clientProfile
 
 	// Notify passes a notification on to the caller. The goroutine that reads the
@@ -895,9 +916,6 @@ type Caller struct {
 func (c Caller) reachable() bool {
 	return (c.Member == nil || c.Member.Err() == nil) && c.Principal.Unreadable() == nil
 }
-
-// hasClaim reports whether the caller has a claim. c may be nil.
-func (c *Caller) hasClaim() bool { return c != nil && c.Principal != nil && c.Principal.exists() }
 
 // ask asks the caller, if it is a client that can be asked.
 func (c Caller) ask(ctx context.Context, method string, params object) (object, error) {
@@ -917,7 +935,6 @@ type clientRequest struct {
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the client is no longer asked
 
-	withdrawn atomic.Bool // the module does not want the answer
 }
 
 // Why a request of a module has no answer.
@@ -930,26 +947,30 @@ var (
 )
 
 // recipient returns the caller that a message of the module is for, and the call that it
-// belongs to, or a nil call if only the session is known.
-func (w *Worker) recipient(s *workerState, params object) (Caller, *call, error) {
+// belongs to, or a nil call if only the session is known. The caller holds the lock.
+func (w *Worker) recipient(params object) (Caller, *call, error) {
 	if id := params.object("_meta").get(metaCall); id != nil {
-		c := s.calls[string(id)]
-		if c == nil || !c.ofClient() {
+		c := w.callOf(id)
+		if c == nil || !c.ofClient() || !c.cancelled.IsZero() {
 			return Caller{}, nil, errNotInCall
 		}
 		return c.caller, c, nil
 	}
+	running := 0
 	var calls []*call
-	for _, c := range s.calls {
+	for _, c := range w.calls {
 		if c.ofClient() {
-			calls = append(calls, c)
+			running++
+			if c.cancelled.IsZero() {
+				calls = append(calls, c)
+			}
 		}
 	}
 	switch {
-	case w.owner == nil || w.owner.Sessionless && (s.unsure || len(calls) != 1):
+	case !w.pool.perSession || w.owner.Sessionless && (len(calls) != 1 || running != 1):
 		return Caller{}, nil, errNotSure
 	case len(calls) == 0:
-		return *w.owner, nil, nil
+		return w.owner, nil, nil
 	case len(calls) == 1:
 		return calls[0].caller, calls[0], nil
 	}
@@ -961,33 +982,40 @@ func (w *Worker) recipient(s *workerState, params object) (Caller, *call, error)
 // the call.
 func (w *Worker) handleRequest(msg *Message) {
 	if msg.Method == "ping" {
-		w.reply(nil, msg.ID, object{}, nil)
+		w.send(nil, encodeResult(msg.ID, object{}))
 		return
 	}
 	var a *clientRequest
 	var err error
-	w.update(func(s *workerState) { a, err = w.newAsk(s, msg) })
+	w.update(func() { a, err = w.newAsk(msg) })
 	if err != nil {
 		w.log.Info("a request of the module to a client was refused", "method", msg.Method, "err", err)
-		w.reply(nil, msg.ID, nil, err)
+		w.send(nil, encodeError(msg.ID, err))
 		return
 	}
 	w.running.Go(func() { w.ask(a) })
 }
 
-// newAsk finds the client that a request is for, and adds the request to the open ones.
-func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
-	caller, c, err := w.recipient(s, msg.Params)
+// newAsk finds the client that a request is for, and adds the request to the open ones. The caller
+// holds the lock.
+func (w *Worker) newAsk(msg *Message) (*clientRequest, error) {
+	caller, c, err := w.recipient(msg.Params)
 	if err == nil {
 		_, err = w.caps.checkAsk(msg.Method, msg.Params)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if s.asks[idKey(msg.ID)] != nil {
+	if w.asks[idKey(msg.ID)] != nil {
 		return nil, rpcErrorf(codeInvalidRequest, "request id %s is already in use", msg.ID)
 	}
-	if !w.asking.reserve(caller.Principal, 1) {
+	open := 0
+	for _, a := range w.asks {
+		if a.caller.Principal == caller.Principal {
+			open++
+		}
+	}
+	if open >= maxAsks {
 		return nil, rpcErrorf(codeInternal, "too many open requests to clients (limit %d)", maxAsks)
 	}
 	a := &clientRequest{Message: msg, caller: caller, call: c, done: make(chan struct{})}
@@ -995,7 +1023,7 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 		c.slot.free(slotPaused)
 	}
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
-	s.asks[idKey(a.ID)] = a
+	w.asks[idKey(a.ID)] = a
 	return a, nil
 }
 
@@ -1008,16 +1036,20 @@ func (w *Worker) ask(a *clientRequest) {
 	if a.call != nil && waitFor(a.ctx, a.call.slot.grant()) != nil {
 		err = cmp.Or[error](err, errNotInCall)
 	}
-	w.asking.release(a.caller.Principal, 1)
-	if !a.withdrawn.Load() {
-		w.reply(a.caller.Principal, a.ID, result, err) // first: without open requests, the process may end
-	}
-	w.update(func(s *workerState) {
-		delete(s.asks, idKey(a.ID))
-		for _, c := range s.calls {
-			if a.call == c || a.call == nil {
-				wake(c.progress) // the time-out begins again, for the module's own silence
-			}
+	c := a.call
+	line := encodeResult(a.ID, result)
+	w.update(func() {
+		withdrawn := w.asks[idKey(a.ID)] != a
+		if c != nil && (w.calls[c.id] != c || !c.cancelled.IsZero()) {
+			err = errNotInCall
+		}
+		if err != nil { // it is short, and the module may wait for it although the call has ended
+			c = nil
+			line = encodeError(a.ID, err)
+		}
+		if !withdrawn {
+			delete(w.asks, idKey(a.ID))
+			w.enqueue(c, line)
 		}
 	})
 }
@@ -1034,9 +1066,9 @@ func (w *Worker) askClient(a *clientRequest) (result object, err error) {
 
 // withdrawAsk cancels a request to a client that the module has cancelled.
 func (w *Worker) withdrawAsk(id json.RawMessage) {
-	w.update(func(s *workerState) {
-		if a := s.asks[idKey(id)]; a != nil {
-			a.withdrawn.Store(true)
+	w.update(func() {
+		if a := w.asks[idKey(id)]; a != nil {
+			delete(w.asks, idKey(id))
 			a.cancel()
 		}
 	})

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,25 +68,73 @@ func TestStartErrorIsNamed(t *testing.T) {
 	check(t, "stacks", strings.Count(out, "at five"), 1) // nothing names the error
 }
 
-// testWorker returns a worker without a process, whose log is discarded.
-func testWorker(module string, owner *Caller) *Worker {
-	return newWorker(context.Background(), workerConfig{
-		module:      module,
-		log:         quiet,
-		owner:       owner,
-		caps:        allCaps,
-		listChanged: func(*Worker) {},
+// testWorker returns a worker without a process, in a pool without a registry, which is swept until the
+// worker stops. Its log is discarded.
+func testWorker(kind Kind, perSession bool, owner Caller) *Worker {
+	p := newPool(context.Background(), testConfig("a", perSession))
+	p.Kind = kind
+	w := newWorker(p, owner)
+	p.procs = []*Worker{w}
+	w.state = workerStarting
+	go func() {
+		for pauseFor(w.ctx, sweepTime) {
+			p.sweep(time.Now())
+		}
+	}()
+	return w
+}
+
+// makeReady has a process be ready for calls.
+func (w *Worker) makeReady() { w.update(func() { w.advance(workerReady) }) }
+
+// takeAll removes all messages from the queue, and returns them.
+func (w *Worker) takeAll() (lines string) {
+	for line := w.takeInput(); line != nil; line = w.takeInput() {
+		lines += string(line)
+	}
+	return lines
+}
+
+// open returns how many requests a process has to answer that are not cancelled.
+func (w *Worker) open() (n int) {
+	w.update(func() {
+		for _, c := range w.calls {
+			if c.cancelled.IsZero() {
+				n++
+			}
+		}
 	})
+	return n
+}
+
+// alive reports whether the process neither ends nor has ended.
+func (w *Worker) alive() (alive bool) {
+	w.update(func() { alive = w.state < workerStopping })
+	return alive
+}
+
+// call makes a call in a process that is no pool's. It may be silent for so long; 0 is unlimited.
+func (w *Worker) call(t *testing.T, caller Caller, params object, timeout time.Duration) error {
+	w.pool.timeout = timeout
+	c := newCall(t.Context(), caller)
+	w.update(func() {
+		c.worker = w
+		w.pool.calls[c] = true
+	})
+	defer w.pool.leave(c)
+	w.pool.begin(c)
+	_, err := w.request(c, "tools/call", params)
+	return err
 }
 
 // A module that does not answer initialize is given up.
 func TestSilentModuleIsGivenUp(t *testing.T) {
 	inSync(t, func(t *testing.T) {
-		w := testWorker("a", nil)
+		w := testWorker(kindExecutable, false, Caller{})
 		context.AfterFunc(w.ctx, func() { w.finish("killed") })
 		start := time.Now()
-		err := w.shakeHands(t.Context(), false)
-		checkContains(t, "error", fmt.Sprint(err),
+		w.shakeHands(false)
+		checkContains(t, "error", fmt.Sprint(w.failure),
 			`module "a" can't start: did not answer initialize within`)
 		check(t, "time until it is given up", time.Since(start), startTimeout)
 	})
@@ -154,12 +202,13 @@ func TestUnreadableAnswerFailsItsCall(t *testing.T) {
 		"too long, no id": {`{"jsonrpc":"2.0","result":"`, "larger than 64 MiB"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := testWorker("a", nil)
+			w := testWorker(kindExecutable, false, Caller{})
 			defer w.cancel()
 			read, write := io.Pipe()
 			defer write.Close()
 			go w.readStdout(read)
-			other := w.newCall(Caller{Principal: everyone})
+			w.makeReady()
+			other := newCall(t.Context(), Caller{Principal: everyone})
 			must(t, w.startCall(other, "tools/call", nil))
 			<-w.queued
 			go func() {
@@ -176,11 +225,10 @@ func TestUnreadableAnswerFailsItsCall(t *testing.T) {
 			if tt.want == errTimeout.Error() {
 				timeout = 100 * time.Millisecond
 			}
-			_, err := w.request(t.Context(), Caller{Principal: everyone}, "tools/call", nil,
-				timeout, nil)
+			err := w.call(t, Caller{Principal: everyone}, nil, timeout)
 			checkContains(t, "error", fmt.Sprint(err), tt.want)
 			both := strings.HasSuffix(name, " id") && strings.HasPrefix(name, "too long")
-			check(t, "the other call failed", len(other.answer) == 1, both)
+			check(t, "the other call failed", other.ctx.Err() != nil, both)
 		})
 	}
 }
@@ -189,65 +237,68 @@ func TestUnreadableAnswerFailsItsCall(t *testing.T) {
 // time-out.
 func TestEachCallHasAProgressToken(t *testing.T) {
 	t.Parallel()
-	w := testWorker("a", nil)
+	w := testWorker(kindExecutable, false, Caller{})
 	defer w.cancel()
-	must(t, w.startCall(w.newCall(Caller{Principal: everyone}), "tools/call", nil))
-	checkContains(t, "the request", w.snapshot().input, `"_meta":{"progressToken":1}`)
+	must(t, w.startCall(newCall(t.Context(), Caller{Principal: everyone}), "tools/call", nil))
+	checkContains(t, "the request", w.takeInput(), `"_meta":{"progressToken":1}`)
 }
 
 // What ends a process first is what its calls fail with.
 func TestFirstEndCounts(t *testing.T) {
 	t.Parallel()
+	stopped := processFault("a", "was stopped", "")
 	for name, tt := range map[string]struct {
 		end  func(w *Worker)
 		want string
 	}{
 		"a stop before the drain": {
 			func(w *Worker) {
-				w.stop("was stopped")
-				w.drain()
+				w.stop(stopped)
+				w.update(func() { w.advance(workerDraining) })
 			},
 			"was stopped",
 		},
 		"a crash before the stop": {
 			func(w *Worker) {
-				w.cancel()
-				w.stop("was stopped")
+				w.stop(nil)
+				w.stop(stopped)
 			},
 			"crashed (exit status 7)",
 		},
 	} {
-		w := testWorker("a", nil)
-		w.update(func(s *workerState) { s.advance(workerReady) })
+		w := testWorker(kindExecutable, false, Caller{})
+		w.makeReady()
 		tt.end(w)
 		w.finish("exit status 7")
-		checkContains(t, name, w.snapshot().failure.Error(), tt.want)
+		checkContains(t, name, w.failure.Error(), tt.want)
 	}
 }
 
 // The error of a process says what it printed during the handshake. Later output is in the log.
 func TestErrorsRepeatNoLog(t *testing.T) {
 	t.Parallel()
-	for phase, want := range map[workerPhase]string{
+	for state, want := range map[workerState]string{
 		workerStarting: `module "a" exited at startup (exit status 7): why`,
 		workerReady:    `module "a" crashed (exit status 7); the next call starts it again`,
 	} {
-		w := testWorker("a", nil)
-		w.update(func(s *workerState) { s.advance(phase) })
+		w := testWorker(kindExecutable, false, Caller{})
+		w.update(func() { w.advance(state) })
 		w.remember("why")
 		w.finish("exit status 7")
-		check(t, fmt.Sprint("the error in phase ", phase), explain(w.snapshot().failure), want)
+		check(t, fmt.Sprint("the error in state ", state), explain(w.failure), want)
 	}
 }
 
 // A draining process takes no call, and ends with its last one.
 func TestDrainingProcessTakesNoCall(t *testing.T) {
 	t.Parallel()
-	w := testWorker("a", nil)
-	last := w.newCall(Caller{Principal: everyone})
+	w := testWorker(kindExecutable, false, Caller{})
+	w.makeReady()
+	call := func() *call { return newCall(t.Context(), Caller{Principal: everyone}) }
+	last := call()
 	must(t, w.startCall(last, "tools/call", nil))
-	w.drain()
-	check(t, "a new call", w.startCall(w.newCall(Caller{Principal: everyone}), "tools/call", nil), errNotSent)
+	w.update(func() { w.advance(workerDraining) })
+	check(t, "a new call", w.startCall(call(), "tools/call", nil), errNotSent)
 	check(t, "it lives", w.alive(), true)
 	w.answer(&Message{ID: json.RawMessage(last.id), Result: noResult})
 	check(t, "it lives after its last call", w.alive(), false)
@@ -256,36 +307,85 @@ func TestDrainingProcessTakesNoCall(t *testing.T) {
 // A hosted server can't make a cancelled call count for longer.
 func TestServersConfirmNothing(t *testing.T) {
 	inSync(t, func(t *testing.T) {
-		w := testWorker("a", nil)
+		w := testWorker(kindExecutable, false, Caller{})
 		defer w.cancel()
 		running := counter[*Principal]{perKey: 1}
-		c := w.newCall(Caller{Principal: everyone})
+		caller := Caller{Principal: everyone, Notify: func(string, object) {}}
+		c := newCall(t.Context(), caller)
 		c.slot = &slot[*Principal]{counter: &running, key: everyone}
 		<-c.slot.grant()
 		must(t, w.startCall(c, "tools/call", nil))
+		w.takeAll()
 		w.endCall(c, errCancelled)
 		w.handle(&Message{Method: cancelConfirmed, Params: object{{"requestId", json.RawMessage(c.id)}}})
 		check(t, "running calls at first", running.count(everyone), 1)
-		w.update(func(s *workerState) {
-			check(t, "the caller is kept", s.cancelled[c.id].ofClient(), false)
-		})
-		pass(cancelTimeout + time.Second)
+		check(t, "the caller is kept", c.caller.Notify != nil, false)
+		pass(cancelTimeout + 2*sweepTime)
 		check(t, "running calls after cancelTimeout", running.count(everyone), 0)
 	})
+}
+
+// A message that the process has not got when its call ends is dropped: the request, and what clients
+// have answered to the module. Then no cancellation follows.
+func TestQueuedMessagesEndWithTheirCall(t *testing.T) {
+	t.Parallel()
+	for _, read := range []bool{false, true} {
+		t.Run(fmt.Sprint("the request is read: ", read), func(t *testing.T) {
+			w := testWorker(kindPython, false, Caller{})
+			defer w.cancel()
+			w.makeReady()
+			c := newCall(t.Context(), Caller{Principal: everyone})
+			other := newCall(t.Context(), Caller{Principal: everyone})
+			must(t, w.startCall(c, "tools/call", object{{"name", quote("big")}}))
+			if read {
+				checkContains(t, "the request", w.takeInput(), "big")
+			}
+			must(t, w.startCall(other, "tools/call", nil))
+			w.send(c, encodeResult(json.RawMessage("7"), object{{"text", quote("secret")}}))
+			w.endCall(c, errCancelled)
+			input := w.takeAll()
+			checkOmits(t, "what is queued", input, "big", "secret")
+			check(t, "a cancellation follows", strings.Contains(input, "notifications/cancelled"), read)
+			checkContains(t, "what is queued", input, "tools/call")
+		})
+	}
+}
+
+// Ids that a module changed into text, or into a number with a fraction, are those of its calls.
+func TestIDsAreTolerated(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{`1`, `"1"`, `1.0`, `1e0`} {
+		w := testWorker(kindPython, false, Caller{})
+		w.makeReady()
+		var reports int
+		caller := Caller{Principal: everyone, Notify: func(string, object) { reports++ }}
+		c := newCall(t.Context(), caller)
+		must(t, w.startCall(c, "tools/call", objectOf(`{"_meta":{"progressToken":"x"}}`)))
+		w.takeAll()
+		w.handle(&Message{
+			Method: "notifications/progress",
+			Params: object{{"progressToken", json.RawMessage(id)}},
+		})
+		check(t, id+": reports", reports, 1)
+		w.endCall(c, errCancelled)
+		w.handle(&Message{Method: cancelConfirmed, Params: object{{"requestId", json.RawMessage(id)}}})
+		check(t, id+": the cancellation is confirmed", c.confirmed, true)
+		w.handle(&Message{ID: json.RawMessage(id), Result: noResult})
+		check(t, id+": calls after the answer", len(w.calls), 0)
+		w.cancel()
+	}
 }
 
 // A list change before the handshake and a second request under one id do not count.
 func TestModuleSaysTooMuch(t *testing.T) {
 	t.Parallel()
-	w := testWorker("a", &Caller{Principal: everyone})
+	w := testWorker(kindExecutable, true, Caller{Principal: everyone})
 	defer w.cancel()
-	changes := 0
-	w.listChanged = func(*Worker) { changes++ }
-	for _, phase := range []workerPhase{workerStarting, workerReady} {
-		w.update(func(s *workerState) { s.advance(phase) })
+	for _, state := range []workerState{workerStarting, workerReady} {
+		w.update(func() { w.advance(state) })
 		w.handle(&Message{Method: "notifications/tools/list_changed"})
+		w.update(func() { check(t, "a list change counts", w.due != nil, state == workerReady) })
 	}
-	check(t, "list changes", changes, 1)
 	asked := make(chan string, 9)
 	alice := Caller{Principal: principal("alice"), Client: clientProfile{caps: allCaps}}
 	alice.Ask = func(ctx context.Context, method string, _ object) (object, error) {
@@ -293,53 +393,14 @@ func TestModuleSaysTooMuch(t *testing.T) {
 		<-ctx.Done()
 		return nil, context.Cause(ctx)
 	}
-	must(t, w.startCall(w.newCall(alice), "tools/call", nil))
+	must(t, w.startCall(newCall(t.Context(), alice), "tools/call", nil))
 	for range 3 {
 		w.handle(&Message{ID: json.RawMessage("7"), Method: "roots/list"})
 	}
 	check(t, "asked", <-asked, "roots/list")
-	var open int
-	var sent string
-	w.update(func(s *workerState) { open, sent = len(s.asks), string(s.input) })
-	check(t, "open requests", open, 1)
+	w.update(func() { check(t, "open requests", len(w.asks), 1) })
+	sent := w.takeAll()
 	check(t, "refused requests", strings.Count(sent, "request id 7 is already in use"), 2)
-}
-
-// For a module that does not read, no more of a principal is queued than maxInput, and each call
-// ends.
-func TestModuleThatDoesNotRead(t *testing.T) {
-	long(t)
-	synctest.Test(t, func(t *testing.T) {
-		w := testWorker("a", nil)
-		_, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute, nil)
-		check(t, "a call", err, errTimeout)
-		big := objectOf(`{"x":"` + strings.Repeat("x", maxInput) + `"}`)
-		var calls sync.WaitGroup
-		for _, row := range []struct{ principal, want string }{
-			{"alice", errTimeout.Error()},
-			{"alice", "does not read"},
-			{"bob", errTimeout.Error()},
-		} {
-			calls.Go(func() {
-				caller := Caller{Principal: principal(row.principal)}
-				_, err := w.request(t.Context(), caller, "ping", big, time.Minute, nil)
-				checkContains(t, "a large call of "+row.principal, fmt.Sprint(err), row.want)
-			})
-			synctest.Wait()
-		}
-		calls.Wait()
-		carol := principal("carol")
-		w.reply(carol, json.RawMessage(`"1"`), noResult, nil)
-		check(t, "an answer counts for the principal that was asked", w.snapshot().unsent[carol] > 0, true)
-		read, stdin := io.Pipe()
-		go w.writeStdin(stdin)
-		go io.Copy(io.Discard, read)
-		synctest.Wait()
-		alice := Caller{Principal: principal("alice")}
-		_, err = w.request(t.Context(), alice, "ping", big, time.Minute, nil)
-		check(t, "a large call once the module has read", err, errTimeout)
-		w.cancel()
-	})
 }
 
 // An ask that names no call reaches the only client it can be for, or is refused.
@@ -353,39 +414,40 @@ func TestAskHasOneCaller(t *testing.T) {
 		calls     []Caller
 		cancelled *Caller // of another call; nil for none
 		want      string
+		later     string // once the cancelled call no longer counts as running; "" for the same
 	}{
-		{"for all, no call", nil, nil, nil, errNotSure.Message},
-		{"for all, one call", nil, []Caller{alice}, nil, errNotSure.Message},
-		{"for all, two calls", nil, []Caller{alice, bob}, nil, errNotSure.Message},
-		{"a session's, no call", &alice, nil, nil, "alice"},
-		{"a session's, two calls", &alice, []Caller{alice, alice}, nil, "alice"},
-		{"a session's, a cancelled call", &alice, nil, &alice, "alice"},
-		{"a session's, one call beside a cancelled one", &alice, []Caller{alice},
-			&alice, "alice"},
-		{"a principal's, no call", &visitor, nil, nil, errNotSure.Message},
-		{"a principal's, one call", &visitor, []Caller{visitor}, nil, "visitor"},
-		{"a principal's, usher's own call beside", &visitor, []Caller{{}, visitor}, nil,
-			"visitor"},
-		{"a principal's, two calls", &visitor, []Caller{visitor, visitor}, nil,
-			errNotSure.Message},
-		{"a principal's, a cancelled call", &visitor, nil, &visitor, errNotSure.Message},
-		{"a principal's, one beside a cancelled one", &visitor, []Caller{visitor},
-			&visitor, errNotSure.Message},
+		{"for all, no call", nil, nil, nil, errNotSure.Message, ""},
+		{"for all, one call", nil, []Caller{alice}, nil, errNotSure.Message, ""},
+		{"for all, two calls", nil, []Caller{alice, bob}, nil, errNotSure.Message, ""},
+		{"a session's, no call", &alice, nil, nil, "alice", ""},
+		{"a session's, two calls", &alice, []Caller{alice, alice}, nil, "alice", ""},
+		{"a session's, a cancelled call", &alice, nil, &alice, "alice", ""},
+		{"a session's, one call beside a cancelled one", &alice, []Caller{alice}, &alice, "alice", ""},
+		{"a principal's, no call", &visitor, nil, nil, errNotSure.Message, ""},
+		{"a principal's, one call", &visitor, []Caller{visitor}, nil, "visitor", ""},
+		{"a principal's, usher's own call beside", &visitor, []Caller{{}, visitor}, nil, "visitor", ""},
+		{"a principal's, two calls", &visitor, []Caller{visitor, visitor}, nil, errNotSure.Message, ""},
+		{"a principal's, a cancelled call", &visitor, nil, &visitor, errNotSure.Message, ""},
+		{"a principal's, one beside a cancelled one", &visitor, []Caller{visitor}, &visitor,
+			errNotSure.Message, "visitor"},
 	} {
 		runSynced(t, tt.name, func(t *testing.T) {
-			w := testWorker("a", tt.owner)
+			var owner Caller
+			if tt.owner != nil {
+				owner = *tt.owner
+			}
+			w := testWorker(kindExecutable, tt.owner != nil, owner)
 			defer w.cancel()
 			start := func(caller Caller) *call {
-				c := w.newCall(caller)
+				c := newCall(t.Context(), caller)
 				must(t, w.startCall(c, "tools/call", nil))
+				w.takeAll()
 				return c
 			}
 			asked := func(params string) string {
 				var caller Caller
 				var err error
-				w.update(func(s *workerState) {
-					caller, _, err = w.recipient(s, objectOf(params))
-				})
+				w.update(func() { caller, _, err = w.recipient(objectOf(params)) })
 				if err != nil {
 					return err.Error()
 				}
@@ -408,8 +470,8 @@ func TestAskHasOneCaller(t *testing.T) {
 				}
 			}
 			check(t, "asked", asked(""), tt.want)
-			pass(time.Hour)
-			check(t, "asked later", asked(""), tt.want)
+			pass(cancelTimeout + 2*sweepTime) // a cancelled call no longer counts
+			check(t, "asked later", asked(""), cmp.Or(tt.later, tt.want))
 		})
 	}
 }
@@ -428,36 +490,42 @@ func TestBlockedProcessIsEnded(t *testing.T) {
 		{"a hosted server", false, false, true},
 	} {
 		runSynced(t, tt.name, func(t *testing.T) {
-			w := testWorker("a", nil)
-			w.confirms = tt.shim
-			w.update(func(s *workerState) { s.advance(workerReady) })
+			kind := kindExecutable
+			if tt.shim {
+				kind = kindPython
+			}
+			w := testWorker(kind, false, Caller{})
+			w.makeReady()
 			context.AfterFunc(w.ctx, func() { w.finish("killed") })
 			errs := make(chan error, 1)
+			other := newCall(t.Context(), Caller{Principal: everyone})
 			go func() {
-				_, err := w.request(t.Context(), Caller{Principal: everyone},
-					"tools/call", nil, 0, nil)
+				_, err := w.request(other, "tools/call", nil)
 				errs <- err
 			}()
 			synctest.Wait()
-			_, err := w.request(t.Context(), Caller{Principal: everyone}, "tools/call",
-				nil, time.Second, nil)
-			check(t, "a call", err, errTimeout)
+			ctx, cancel := context.WithCancel(t.Context())
+			blocked := newCall(ctx, Caller{Principal: everyone})
+			must(t, w.startCall(blocked, "tools/call", nil))
+			w.takeAll()
+			cancel()
+			w.endCall(blocked, errCancelled)
 			if tt.sends {
 				w.handle(&Message{
 					Method: cancelConfirmed,
 					Params: object{{"requestId", json.RawMessage("2")}},
 				})
 			}
-			pass(cancelTimeout - time.Nanosecond)
+			pass(cancelTimeout - sweepTime)
 			check(t, "the process is alive before", w.alive(), true)
-			pass(time.Nanosecond)
+			pass(2 * sweepTime)
 			synctest.Wait()
 			check(t, "the process is alive", w.alive(), tt.alive)
 			want := "was stopped because a cancelled call blocked it"
 			if tt.alive {
 				want = "was stopped during the call"
 			}
-			w.stop("was stopped during the call")
+			w.stop(w.fault("was stopped during the call"))
 			checkContains(t, "the other call", fmt.Sprint(<-errs), want)
 		})
 	}

@@ -268,7 +268,7 @@ func (f *fake) answer(method string, params params) any {
 		}
 	case "tools/list":
 		if f.has("restless") {
-			f.notify(changedTools, struct{}{})
+			f.grow()
 		}
 		f.mu.Lock()
 		defer f.mu.Unlock()

@@ -19,7 +19,7 @@
 //	names           says for which call it asks, as usher's own shims do
 //	res=NAME        has the resource NAME://one, the template NAME://many/{n} and the
 //	                prompt say, and reports changes of subscribed resources
-//	restless        announces a change of its tools whenever it lists them
+//	restless        adds a tool, and announces that, whenever it lists its tools
 //	roots           asks for roots as soon as it is initialized
 //	slowstart=MS    takes so long to initialize
 //	twice           answers every call twice
