@@ -24,8 +24,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math"
+	"mime/multipart"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -34,7 +36,6 @@ import (
 	"text/template"
 	"time"
 	"unicode"
-	"unicode/utf8"
 )
 
 // command is an entry of the table of commands. The command's manual is help/NAME.txt,
@@ -57,7 +58,7 @@ var commands = map[string]command{
 	"stdio":   {0, anyNumber, true, setupStdio},
 	"claim":   {0, anyNumber, true, setupClaim},
 	"modules": {0, anyNumber, true, setupModules},
-	"call":    {1, 3, true, setupCall},
+	"call":    {1, anyNumber, true, setupCall},
 	"approve": {0, anyNumber, true, setupApprove},
 	"new":     {1, 1, false, setupNew},
 	"version": {0, 0, false, setupVersion},
@@ -193,7 +194,11 @@ func explainFlag(fs *flag.FlagSet, err error) error {
 // synonyms maps commands and flags of other programs to those of usher.
 var synonyms = map[string]string{
 	"list":   "modules",
+	"ls":     "modules",
+	"run":    "serve",
+	"start":  "serve",
 	"status": "modules",
+	"tools":  "modules",
 	"revoke": "claim revoke",
 	"port":   "addr",
 }
@@ -324,43 +329,80 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 	dir := fs.String("dir", ".", "look for the module below `DIR`")
 	scope := declareScope(fs, "call as a session scoped to `DIR`")
 	return func(ctx context.Context, words []string) error {
-		raw := []byte("{}")
-		last := words[len(words)-1]
-		if len(words) == 3 || len(words) == 2 && (last == "-" || strings.HasPrefix(last, "{")) {
-			words = words[:len(words)-1]
-			raw = []byte(last)
+		n := min(len(words), 2) // words that name the tool
+		if n == 2 && (words[1] == "-" || strings.ContainsAny(words[1], "={")) {
+			n = 1
 		}
-		// A shell's command line has a limit, and other users can read it.
-		if string(raw) == "-" {
-			raw, _ = io.ReadAll(a.stdin) // after an error, raw is not a complete object
-		}
-		arguments, err := jsonObject(raw)
+		arguments, err := a.parseArguments(words[n:])
 		if err != nil {
-			return usageErrorf(`JSON: want an object of parameters, such as '{"name":"Ada"}', ` +
-				"or - to read it from stdin")
+			return err
 		}
-		var names []string // of all modules
-		config := registryConfig{
-			// Other modules are not started, because a build may take minutes. The label of a
-			// module, and the name of a tool, contain the module's name, which is "" for a
-			// .mcp.json that can't be read.
-			Only: func(name string) bool {
-				names = append(names, name)
-				return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
-			},
-			Log: newRecordLog(func(record object) {
-				if line := record.text("line"); line != "" {
-					fmt.Fprintln(a.stderr, sanitizeLines(line, "\n"))
-				}
-			}),
+		return a.callHere(ctx, *dir, *scope, words[:n], arguments)
+	}
+}
+
+// parseArguments parses the arguments of a call: name=value words, one JSON object, or "-" for
+// one on stdin. The returned function makes the arguments that a schema wants.
+func (a *app) parseArguments(words []string) (func(*schema) object, error) {
+	raw := []byte("{}")
+	texts := make(map[string][]string)
+	for _, word := range words {
+		name, text, isText := strings.Cut(word, "=")
+		if isText && word[0] != '{' {
+			texts[name] = append(texts[name], text)
+		} else {
+			raw = []byte(word)
 		}
-		return a.withModules(ctx, []string{*dir}, config, func(r *Registry) error {
-			tool, err := a.findTool(r, *scope, words, names)
-			if err != nil {
-				return err
+	}
+	// A shell's command line has a limit, and other users can read it.
+	if string(raw) == "-" {
+		raw, _ = io.ReadAll(a.stdin) // after an error, raw is not a complete object
+	}
+	given, err := jsonObject(raw)
+	if err != nil || len(words) > 1 && len(given) > 0 {
+		return nil, usageErrorf("ARGUMENTS: want name=value words, or one JSON object, or - for one on stdin")
+	}
+	return func(s *schema) object {
+		return withoutWebhook(append(given, formParams(&multipart.Form{Value: texts}, s)...))
+	}, nil
+}
+
+// callHere calls a tool of a module below dir.
+func (a *app) callHere(
+	ctx context.Context, dir string, scope Scope, words []string, arguments func(*schema) object,
+) error {
+	var names []string // of all modules
+	config := registryConfig{
+		// Other modules are not started, because a build may take minutes. The label of a
+		// module, and the name of a tool, contain the module's name, which is "" for a
+		// .mcp.json that can't be read.
+		Only: func(name string) bool {
+			names = append(names, name)
+			return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
+		},
+		Log: newRecordLog(func(record object) {
+			if line := record.text("line"); line != "" {
+				fmt.Fprintln(a.stderr, sanitizeLines(line, "\n"))
 			}
-			return a.callTool(ctx, tool, withoutWebhook(arguments))
-		})
+		}),
+	}
+	return a.withModules(ctx, []string{dir}, config, func(r *Registry) error {
+		tool, err := a.findTool(r, scope, words, names)
+		if err != nil {
+			return err
+		}
+		caller := Caller{Principal: everyone, Notify: a.notify}
+		params := progressCall(tool.Name, arguments(tool.Method.schema()))
+		return a.printResult(tool.Call(ctx, caller, "tools/call", params))
+	})
+}
+
+// progressCall returns the params of a call that asks for reports of progress.
+func progressCall(name string, arguments object) object {
+	return object{
+		{"name", quote(name)},
+		{"arguments", arguments.encode()},
+		{"_meta", json.RawMessage(`{"progressToken":0}`)},
 	}
 }
 
@@ -409,21 +451,17 @@ func nameParts(name string) string {
 	return strings.NewReplacer("-", "_", ".", "_", "/", "_").Replace("_" + name + "_")
 }
 
-// callTool calls a tool and prints its result. The text is sanitized for a terminal only: a
-// program that reads it gets what the module returned.
-func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error {
-	notify := func(_ string, params object) {
-		text := cmp.Or(
-			params.text("message"), params.text("data"),
-			string(params.get("data")), string(params.get("progress")))
-		a.warnf("%s", sanitize(text))
-	}
-	caller := Caller{Principal: everyone, Notify: notify}
-	result, err := tool.Call(ctx, caller, "tools/call", object{
-		{"name", quote(tool.Name)},
-		{"arguments", arguments.encode()},
-		{"_meta", json.RawMessage(`{"progressToken":0}`)}, // asks for reports of progress
-	})
+// notify prints a report of progress or a log message of a call.
+func (a *app) notify(_ string, params object) {
+	text := cmp.Or(
+		params.text("message"), params.text("data"),
+		string(params.get("data")), string(params.get("progress")))
+	a.warnf("%s", sanitize(text))
+}
+
+// printResult prints the result of a call, and returns its error. The text is sanitized for a
+// terminal only: a program that reads it gets what the module returned.
+func (a *app) printResult(result object, err error) error {
 	if err != nil {
 		return errors.New(explain(err))
 	}
@@ -583,7 +621,7 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		if err := writeFile(path, starter, os.O_EXCL, 0o644); err != nil {
 			return fmt.Errorf("writing a new file: %w", err)
 		}
-		a.printf("Wrote %s. Try it in its folder:\n  usher call %s greet '{\"name\":\"Ada\"}'\n", path, name)
+		a.printf("Wrote %s. Try it in its folder:\n  usher call %s greet name=Ada\n", path, name)
 		return nil
 	}
 }
@@ -619,9 +657,8 @@ func usageErrorf(format string, args ...any) error {
 
 // prepareData creates and resolves the data folder, {base}/.data, and opens its claims,
 // which the caller must close. It refuses a folder that another user could change or
-// replace, because that user could create claims. It checks the folder and all folders
-// above it by the rule of sshd: others may write to a folder only if it is above the base
-// folder and has the sticky bit.
+// replace, because that user could create claims. It checks before it creates anything, so that a
+// refused command changes nothing, and again afterwards, because somebody else may have been faster.
 func (a *app) prepareData() error {
 	a.base = cmp.Or(a.base, a.getenv("USHER_BASE"))
 	base := a.base
@@ -632,16 +669,16 @@ func (a *app) prepareData() error {
 	}
 	dir := filepath.Join(base, ".data")
 	if err == nil {
+		err = checkFolders(dir)
+	}
+	if err == nil {
 		err = os.MkdirAll(dir, 0o700)
 	}
 	if err == nil {
-		a.data, err = resolvePath(dir)
+		err = checkFolders(dir)
 	}
-	for at := a.data; err == nil; at = filepath.Dir(at) {
-		err = checkPrivate(at, len(at) < len(filepath.Dir(a.data)))
-		if at == filepath.Dir(at) {
-			break
-		}
+	if err == nil {
+		a.data, err = resolvePath(dir)
 	}
 	if err != nil {
 		return fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
@@ -651,6 +688,22 @@ func (a *app) prepareData() error {
 	}
 	a.claims = openClaims(a.data)
 	return nil
+}
+
+// checkFolders checks the data folder and all folders above it that exist, by the rule of sshd:
+// others may write to a folder only if it is above the base folder and has the sticky bit.
+func checkFolders(dir string) error {
+	for depth := 0; ; depth++ {
+		real, err := resolvePath(dir)
+		if err == nil {
+			dir = real
+			err = checkPrivate(dir, depth > 1)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			return err
+		}
+		dir = filepath.Dir(dir)
+	}
 }
 
 // resolveDir makes a folder's path absolute, with symlinks resolved.
@@ -734,9 +787,9 @@ func (a *app) print(name string, v any, asJSON bool) {
 func writeText(w io.Writer, name string, v any) {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
+		"clip":  func(text string) string { return clipText(sanitize(text), 66) },
 		"left":  formatLeft,
 		"note":  func(text string) string { return sanitizeLines(text, "\n      ") },
-		"wrap":  wrapText,
 	})
 	var text bytes.Buffer // so that records of the log don't come in between
 	table := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
@@ -788,36 +841,20 @@ func sanitizeLines(text, separator string) string {
 	return strings.ReplaceAll(printable, "\n", separator)
 }
 
-// wrapText sanitizes foreign text and breaks it into lines, indented and for 80 columns.
-func wrapText(text string) string {
-	const width = 68
-	wrapped := ""
-	column := 0
-	for word := range strings.FieldsSeq(sanitize(text)) {
-		column += utf8.RuneCountInString(word) + 1
-		switch {
-		case wrapped == "":
-		case column > width:
-			wrapped += "\n           "
-			column = utf8.RuneCountInString(word) + 1
-		default:
-			wrapped += " "
-		}
-		wrapped += word
-	}
-	return wrapped
-}
-
-// formatLeft formats the time until an instant in days, hours and minutes, rounded up.
+// formatLeft formats the time until an instant, rounded up to minutes, or to seconds if it is at
+// most an hour.
 func formatLeft(at time.Time) string {
-	minutes := (max(time.Until(at), 1) + time.Minute - 1) / time.Minute
-	var parts []string
-	for i, n := range []time.Duration{minutes / (24 * 60), minutes / 60 % 24, minutes % 60} {
+	seconds := (max(time.Until(at), 1) + time.Second - 1) / time.Second
+	if seconds > 3600 {
+		seconds = (seconds + 59) / 60 * 60
+	}
+	text := ""
+	for i, n := range []time.Duration{seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60} {
 		if n > 0 {
-			parts = append(parts, fmt.Sprintf("%d%c", n, "dhm"[i]))
+			text += fmt.Sprintf(" %d%c", n, "dhms"[i])
 		}
 	}
-	return strings.Join(parts, " ")
+	return text[1:]
 }
 
 // maxTTL is the longest life of a claim. It keeps the year of expiry within the four digits

@@ -72,9 +72,9 @@ func TestBanner(t *testing.T) {
 					"handle_x: @signature github X_SIGNING_SECRET")
 				tt.says = append(tt.says,
 					"  ready    a_name_of_20_letters a_name_of_20_letters_x\n",
-					"  ready    db                   (see usher modules) db_x, db_yyy",
+					"  ready    db                   db_x, db_yyy",
 					"! failed   f\n           module \"f\" can't be built: "+
-						"f.usher.go:1: package f: want package\n           main\n",
+						"f.usher.go:1: package f: want package main\n",
 					"  ready    hooks                hooks_handle_x\n"+
 						"           handle_x: deliveries fail: @signature: X_SIGNING_SECRET is not set\n",
 					"usher modules -base \"\" \"\"\n\nWebhooks")

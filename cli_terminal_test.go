@@ -4,6 +4,7 @@ package main
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -27,6 +28,26 @@ func TestTTLIsANumberAndAUnit(t *testing.T) {
 			t.Errorf("%q is %v", text, got)
 		}
 	}
+}
+
+// A time is shown in seconds up to an hour, then in minutes, rounded up.
+func TestTimeLeftIsRoundedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for left, want := range map[time.Duration]string{
+			-time.Hour:                         "1s",
+			45 * time.Second:                   "45s",
+			90*time.Second - time.Millisecond:  "1m 30s",
+			time.Hour:                          "1h",
+			time.Hour + time.Second:            "1h 1m",
+			2*time.Hour - time.Second:          "2h",
+			51*time.Hour + 59*time.Second:      "2d 3h 1m",
+			7*24*time.Hour - 59*time.Second:    "7d",
+			59*time.Minute + time.Nanosecond:   "59m 1s",
+			time.Minute - 999*time.Millisecond: "1m",
+		} {
+			check(t, left.String(), formatLeft(time.Now().Add(left)), want)
+		}
+	})
 }
 
 // A time to live that is read is positive, and is read again from its own text.

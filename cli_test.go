@@ -302,6 +302,8 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"srve", 2, "did you mean usher serve?"},
 		{"help claims", 2, "did you mean usher claim?"},
 		{"list", 2, "did you mean usher modules?"},
+		{"tools", 2, "did you mean usher modules?"},
+		{"start", 2, "did you mean usher serve?"},
 		{"revoke ABCDEF", 2, "did you mean usher claim revoke?"},
 		{"claim revok ABCDEF", 2, "revoke CODE…"},
 		{"serve -port 3001", 2, "serve: unknown flag -port: did you mean -addr?"},
@@ -314,7 +316,7 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"serve -open=yes", 2, "-open: want true or false"},
 		{"serve -watch=yes", 2, "-watch: want true or false"},
 		{"serve -tls-key x", 2, "-tls-cert and -tls-key: set both or neither"},
-		{"call a x name=Ada -dir DIR", 2, `'{"name":"Ada"}'`},
+		{"call a x Ada -dir DIR", 2, "want name=value words, or one JSON object"},
 		{"call none x -dir DIR", 1, "none.usher.sh has no methods: put a comment above a function"},
 		{"modules -scope ", 2, "no such folder"},
 		{"modules -scope cli.go", 2, "want a folder, not a file"},
@@ -366,6 +368,20 @@ func TestCommandsAreRefused(t *testing.T) {
 	out, _, _ := usherIn(t, nil, `{"n":1}`, "call", "a", "x", "-", "-dir", dir)
 	checkContains(t, "arguments from stdin", out, `"arguments":{"n":1}`)
 	wantUsher(t, 0, `"arguments":{"n":2}`, "call", "a_x", `{"n":2}`, "-dir", dir)
+}
+
+// A command that is refused because of its base folder has created nothing.
+func TestRefusedBaseIsUnchanged(t *testing.T) {
+	t.Parallel()
+	open := t.TempDir()
+	must(t, os.Chmod(open, 0o777))
+	for _, base := range []string{open, open + "/base", open + "/a/b"} {
+		wantUsher(t, 1, "other users can write into "+open, "claim", "-base", base)
+		check(t, "files in "+open, len(folderNames(t, open)), 0)
+	}
+	must(t, os.Chmod(open, 0o777|os.ModeSticky))
+	wantUsher(t, 1, "other users can write into "+open, "claim", "list", "-base", open)
+	wantUsher(t, 0, "", "claim", "list", "-base", open+"/a/b")
 }
 
 // usher call prints what the module prints, and where an error comes from.

@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"crypto/rand"
 	_ "embed"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"html/template"
@@ -40,31 +39,36 @@ type toolReport struct {
 	Name    string `json:"name"`
 	Method  string `json:"method"`
 	About   string `json:"about,omitempty"`
-	Params  string `json:"parameters,omitempty"` // their names
+	Params  string `json:"parameters,omitempty"` // their names and types
 	Webhook string `json:"webhook,omitempty"`    // its URL
 	Fails   string `json:"fails,omitempty"`      // why its deliveries fail
 	Signed  bool   `json:"signed,omitempty"`     // its sender must sign deliveries
 }
 
-// Summary returns the beginning of a list of the module's tools, for one line.
-func (m moduleReport) Summary() string {
-	text := cmp.Or(m.names, "no tools")
-	if len(m.Problems) > 0 {
-		text = "(see usher modules) " + text
+// newToolReport returns a report of a tool's method and parameters. A question mark follows the
+// name of a parameter that is optional.
+func newToolReport(name string, m *Method) toolReport {
+	s := m.schema()
+	var params []string
+	for _, key := range m.Parameters {
+		check := argumentCheck{root: s, left: 100} // references that are followed
+		kind := cmp.Or(clipText(check.wanted(s.property(key)), 60), "any")
+		if !slices.Contains(s.Required, key) {
+			key += "?"
+		}
+		params = append(params, key+": "+kind)
 	}
-	return clipText(text, 47)
+	return toolReport{
+		Name:   name,
+		Method: m.Name,
+		About:  firstSentence(m.description),
+		Params: strings.Join(params, ", "),
+	}
 }
 
-// notes returns what the report notes of the module: its problems, and the webhooks whose
-// deliveries fail.
-func (m moduleReport) notes() []string {
-	notes := slices.Clone(m.Problems)
-	for _, t := range m.Tools {
-		if t.Fails != "" {
-			notes = append(notes, t.Method+": deliveries fail: "+t.Fails)
-		}
-	}
-	return notes
+// Summary returns the beginning of a list of the module's tools, for one line.
+func (m moduleReport) Summary() string {
+	return clipText(cmp.Or(m.names, "no tools"), 47)
 }
 
 // report returns all modules, as the view of scope shows them, those in scope first. The
@@ -123,12 +127,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 		l.Label = t.Label
 		isSame := func(other *Item) bool { return other.Method == t.Method }
 		hook := whole.ToolsOf[m][slices.IndexFunc(whole.ToolsOf[m], isSame)]
-		tool := toolReport{
-			Name:   t.Name,
-			Method: t.Method.Name,
-			About:  firstSentence(t.Method.description),
-			Params: strings.Join(t.Method.Parameters, ", "),
-		}
+		tool := newToolReport(t.Name, t.Method)
 		receiver, claimants := whole.Hook(hook.HookPath)
 		if receiver == hook {
 			tool.Webhook = cmp.Or(daemonURL, defaultURL) + webhookPrefix[1:] + hook.HookPath
@@ -137,6 +136,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 		rule, err := parseSignature(t.Method.Signature, a.getenv)
 		if err != nil {
 			tool.Fails = err.Error()
+			note("%s: deliveries fail: %s", tool.Method, tool.Fails)
 		} else if strings.Trim(string(rule.key), `"'`) != string(rule.key) {
 			note("%s: the key in %s has quotes, which count", tool.Method, rule.variable)
 		}
@@ -213,22 +213,11 @@ var pageText string
 type pageContent struct {
 	Refused    string         // why no modules are shown, or ""
 	Modules    []moduleReport // in the requester's own view; the page does not show their webhooks
+	Index      bool           // a list of all tools comes first
 	Coded      bool           // clients must present a code
+	Code       string         // that the visitor has presented, or ""
+	Left       string         // the time until the code's claim ends
 	URL, Nonce string
-
-	Cursor, VSCode string // what the links that install usher in these clients contain, or ""
-}
-
-// addLinks adds what the links contain: the server's URL and, unless it is "", a code.
-func (p *pageContent) addLinks(code string) {
-	server := map[string]any{"url": p.URL}
-	if code != "" {
-		server["headers"] = map[string]string{claimHeader: code}
-	}
-	p.Cursor = base64.StdEncoding.EncodeToString(marshal(server))
-	server["name"] = "usher"
-	server["type"] = "http"
-	p.VSCode = string(marshal(server))
 }
 
 // servePage shows a browser the modules in the requester's own view. The page counts for its
@@ -249,25 +238,29 @@ func (d *daemon) servePage(x *reservation) error {
 	}
 	_ = x.countFor(from.principal) // counts nothing yet
 	d.registry.WaitStart(x.req.Context(), scope)
-	p := pageContent{Coded: from.principal.exists(), URL: url}
+	view := d.registry.View(scope, nil)
+	p := pageContent{Index: len(view.Tools) >= 30, Coded: from.principal.exists(), URL: url}
+	if p.Coded {
+		p.Left = formatLeft(from.principal.ExpiresAt)
+	}
 	// The page contains a code only for a visitor who has presented this code. The id of a
 	// session must not lead to the code.
 	if code, _ := presentedCode(x.req); code == from.principal.Code {
-		p.addLinks(code.Reveal())
+		p.Code = code.Reveal()
 	}
-	view := d.registry.View(scope, nil)
 	for _, s := range view.Modules {
 		m := newModuleReport(s.Module)
 		d.app.addModule(&m, s.Module, view, view, "")
-		if len(m.Tools) > 0 || m.State == "ready" {
-			p.Modules = append(p.Modules, m)
+		if s.Err != nil {
+			m.Error = s.Err.Error() // what clients may read of it
 		}
+		p.Modules = append(p.Modules, m)
 	}
 	return d.writePage(x, http.StatusOK, p)
 }
 
-// writePage writes the page. The page contains no script, and no claim code except in the links that
-// install usher; its inline style carries a CSP nonce. A page that refuses counts for nobody.
+// writePage writes the page. The page contains no script, and its inline style carries a CSP nonce. A
+// page that refuses counts for nobody.
 func (d *daemon) writePage(x *reservation, status int, p pageContent) error {
 	p.Nonce = rand.Text()
 	var page bytes.Buffer

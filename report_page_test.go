@@ -3,12 +3,8 @@
 package main
 
 import (
-	"encoding/base64"
 	"fmt"
-	"html"
 	"net/http"
-	"net/url"
-	"regexp"
 	"strings"
 	"testing"
 )
@@ -49,10 +45,12 @@ func getPage(t *testing.T, url, path string, present presenter) answer {
 type pageView struct{ shows, omits []string }
 
 var (
-	pageOfAll = pageView{[]string{"b_secret", "other-t_handleTwin", "a_plain"},
-		[]string{"broken", "YOUR-CODE", "<form"}}
-	pageOfProj = pageView{[]string{"a_plain", "Parameters: region, n, on", ">t_handleTwin<", "YOUR-CODE"},
-		[]string{"secret", "other", "broken"}}
+	pageOfAll = pageView{[]string{"b_secret", "other-t_handleTwin", "a_plain", "<h3>broken</h3>",
+		"the file is not executable"},
+		[]string{"YOUR-CODE", "<form", "<nav", "valid for"}}
+	pageOfProj = pageView{[]string{"a_plain", "region?: string, n?: integer, on?: boolean, deep?: object",
+		">t_handleTwin<", "The claim code is valid for 1h."},
+		[]string{"secret", "other", "broken", "<nav"}}
 )
 
 func pageRefusal(says string) pageView {
@@ -61,37 +59,8 @@ func pageRefusal(says string) pageView {
 		[]string{"handle", "secret", "other", "broken"}}
 }
 
-// pageLink matches a link of the page that installs usher in Cursor or VS Code.
-var pageLink = regexp.MustCompile(`href="(?:cursor:.*[?]name=usher&amp;config=|vscode:mcp/install[?])(.*?)"`)
-
-// checkPageLinks compares what the links of a page install with what they should: the URL, with a
-// code unless that is "". Only the second link contains the code as plain text.
-func checkPageLinks(t *testing.T, page, url, code string) {
-	t.Helper()
-	headers := ""
-	if code != "" {
-		headers = `"headers":{"Mcp-Claim-Code":"` + code + `"},`
-		check(t, "times that the page contains the code", strings.Count(page, code), 1)
-	}
-	check(t, "what the links install", pageLinks(t, page),
-		fmt.Sprintf(`{%s"url":%q} {%[1]s"name":"usher","type":"http","url":%[2]q} `, headers, url))
-}
-
-// pageLinks returns what the links of a page install.
-func pageLinks(t *testing.T, page string) (all string) {
-	for _, link := range pageLink.FindAllStringSubmatch(page, -1) {
-		config, err := url.QueryUnescape(html.UnescapeString(link[1]))
-		must(t, err)
-		if raw, err := base64.StdEncoding.DecodeString(config); err == nil {
-			config = string(raw)
-		}
-		all += config + " "
-	}
-	return all
-}
-
 // The page shows a visitor what the presented code or session shows, and is never kept or
-// framed. It contains no code, except in links for a visitor who has presented it.
+// framed. It contains no code, except in its texts to copy for a visitor who has presented it.
 func TestPageShowsTheScope(t *testing.T) {
 	t.Parallel()
 	dir, base := pageModules(t), t.TempDir()
@@ -107,7 +76,7 @@ func TestPageShowsTheScope(t *testing.T) {
 		present presenter
 		status  int
 		view    pageView
-		code    string // in the links; "none" if there are no links
+		code    string // in the texts to copy; "" if the page has no code
 	}
 	look := func(rows []row) {
 		for _, row := range rows {
@@ -119,11 +88,10 @@ func TestPageShowsTheScope(t *testing.T) {
 					checkOmits(t, "page", a.Body, row.view.omits...)
 					checkOmits(t, "page", a.Body, "<script", "<b>", "<img", dir, endedCode,
 						"ZgotmplZ")
-					if row.code == "none" {
-						check(t, "what the links install", pageLinks(t, a.Body), "")
+					if row.code == "" {
 						checkOmits(t, "page", a.Body, code)
 					} else {
-						checkPageLinks(t, a.Body, d.URL, row.code)
+						check(t, "texts with the code", strings.Count(a.Body, code), 3)
 					}
 					checkPageHeaders(t, a)
 				})
@@ -133,10 +101,10 @@ func TestPageShowsTheScope(t *testing.T) {
 	look([]row{
 		{"nothing", presentAll(), 200, pageOfAll, ""},
 		{"a valid code", inQuery(code), 200, pageOfProj, code},
-		{"a session with a claim", inSession, 200, pageOfProj, "none"},
-		{"a revoked code", inQuery(endedCode), 400, pageRefusal(errBadCode.Error()), "none"},
-		{"no code", inQuery("%3Cb%3E"), 400, pageRefusal(errBadCode.Error()), "none"},
-		{"an unknown session", noSession, 404, pageRefusal("this session is unknown"), "none"},
+		{"a session with a claim", inSession, 200, pageOfProj, ""},
+		{"a revoked code", inQuery(endedCode), 400, pageRefusal(errBadCode.Error()), ""},
+		{"no code", inQuery("%3Cb%3E"), 400, pageRefusal(errBadCode.Error()), ""},
+		{"an unknown session", noSession, 404, pageRefusal("this session is unknown"), ""},
 	})
 	for name, value := range map[string]string{
 		"X-Forwarded-For": "192.0.2.1", "Host": "evil.example", "Origin": "null",
@@ -156,9 +124,9 @@ func TestPageShowsTheScope(t *testing.T) {
 	d.stop(t)
 	d = daemonOptions{base: base}.startReady(t, dir, "-require-claim")
 	look([]row{
-		{"nothing, with -require-claim", presentAll(), 400, pageRefusal(errNoCode.Error()), "none"},
+		{"nothing, with -require-claim", presentAll(), 400, pageRefusal(errNoCode.Error()), ""},
 		{"a valid code, with -require-claim", inQuery(code), 200, pageOfProj, code},
-		{"an earlier session with a claim", inSession, 200, pageOfProj, "none"},
+		{"an earlier session with a claim", inSession, 200, pageOfProj, ""},
 	})
 	d.hidesCodes(t, code, endedCode)
 }
@@ -179,6 +147,18 @@ func checkPageHeaders(t *testing.T, a answer) {
 	} {
 		check(t, name, a.Header.Get(name), want)
 	}
+}
+
+// A page of many tools begins with an index.
+func TestPageHasAnIndex(t *testing.T) {
+	t.Parallel()
+	var tools []string
+	for i := range 30 {
+		tools = append(tools, fmt.Sprint("tool", i))
+	}
+	d := daemonOptions{}.startTools(t, "", tools...)
+	page := getPage(t, d.URL, "/", func(*http.Request) {}).Body
+	checkContains(t, "page", page, `<nav>`, `<a href="#m_tool29">tool29</a>`, `<dt id="m_tool29">`)
 }
 
 // The page fits narrow and wide windows, light and dark, and runs nothing that a module

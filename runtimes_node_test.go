@@ -102,8 +102,10 @@ func TestNodeParametersByName(t *testing.T) {
 	const unknown = " may be any value, because usher does not know the type "
 	const onlyFunctions = " is not offered: export functions, or one class as the default"
 	for _, want := range []string{
-		"a_hail(name)", "a_one", "a_mixed(first, opts, second, more)", "a_stale(who, times)",
-		"a_listed(names, then)", "a_sum(a, b)", "b_shift(by, _)", "c_add(a, b)",
+		"a_hail(name: string)", "a_one", "a_stale(who: string, times?: number)",
+		"a_mixed(first: number, opts: object with a, second?: number, more?: array)",
+		"a_listed(names: array, then: any)", "a_sum(a: number, b: number)",
+		"b_shift(by: number, _?: string)", "c_add(a: number, b: number)",
 		"note: add" + notAll + "a, b", "note: greet" + notAll + "times",
 		"note: all" + notAll + "{ … }, more", "note: bound is not offered: declare it in this file",
 		"note: one takes one object, but nothing names its fields", "note: listed: then" + unknown + "Function",

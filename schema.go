@@ -580,7 +580,7 @@ func (c *argumentCheck) misfit(s *schema, value json.RawMessage) *argumentError 
 // wanted describes the values that a schema accepts. Call it only if the check of a value
 // against the schema ended: else it may not end.
 func (c *argumentCheck) wanted(s *schema) string {
-	s = c.resolve(s)
+	s = cmp.Or(c.resolve(s), &schema{})
 	if enum := s.values(); enum != nil {
 		return "one of " + strings.Trim(string(marshal(enum)), "[]")
 	}

@@ -93,7 +93,7 @@ func decide(f accessFacts) (p *Principal, badCode, err error) {
 }
 
 // Texts of refusals. None of them discloses whether a code was ever in use.
-const howToPresent = "present a code (from usher claim) in the header " + claimHeader +
+const howToPresent = "present a code (ask the owner of this server) in the header " + claimHeader +
 	", or in the URL as ?claim=..."
 
 var (

@@ -622,8 +622,8 @@ func (d *daemon) showRecord(record object) {
 func (d *daemon) warnOfNotes(modules []moduleReport, noted map[string]bool) map[string]bool {
 	now := make(map[string]bool)
 	for _, m := range modules {
-		for _, note := range m.notes() {
-			key := m.Path + " " + m.Name + " " + note
+		for _, note := range m.Problems {
+			key := m.Path + "\n" + note
 			now[key] = true
 			if !noted[key] {
 				d.log.Warn("module note", "module", cmp.Or(m.Label, m.Name), "file", m.Path, "note", note)

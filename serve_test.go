@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -178,6 +179,18 @@ func TestLogBeginsAndEnds(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(d.Log.String()), "\n")
 	checkContains(t, "the first record", lines[0], "msg=listening version=", " address=127.0.0.1:")
 	checkContains(t, "the last record", lines[len(lines)-1], "msg=stopped why=")
+}
+
+// SIGHUP, which a closed terminal sends, ends a daemon in order, unless it is ignored.
+func TestHangUpEndsInOrder(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	d := daemonOptions{ownProcess: true}.start(t, dir)
+	check(t, "status", d.signal(t, syscall.SIGHUP), 0)
+	checkContains(t, "the log", d.Log.String(), "msg=stopped why=")
+	d = daemonOptions{ownProcess: true, shell: "trap '' HUP"}.start(t, dir)
+	must(t, d.cmd.Process.Signal(syscall.SIGHUP))
+	wantStatus(t, "a daemon under nohup", connect(t, d.URL).Ask("ping", ""), 200)
 }
 
 // The log says where calls and deliveries come from and, with -log-arguments, what they contain:

@@ -192,10 +192,10 @@ func TestShellLibrary(t *testing.T) {
 	out, _, _ := usher(t, "modules", "-base", base, dir)
 	for _, line := range []string{
 		"  Shows how libraries of functions look.",
-		"    library_say_hello(arg1, arg2, arg3)   Says hello to somebody.",
-		"    library_files_clean                   Removes old files.",
-		"    library_spaced(text)                  Has a comment that a blank line follows.",
-		"    library_own                           Runs in a shell of its own.",
+		"    library_say_hello(arg1: string, arg2: integer, arg3: any)\n        Says hello to somebody.",
+		"    library_files_clean\n        Removes old files.",
+		"    library_spaced(text: string)\n        Has a comment that a blank line follows.",
+		"    library_own\n        Runs in a shell of its own.",
 		"  note: count: it uses $1, but has no @param",
 		"  note: drop: it uses $1, but has no @param",
 		"  note: a.b: bash can't call a function of this name, or another is a_b too: rename it",

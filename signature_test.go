@@ -527,9 +527,9 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 	}
 	report, _, _ := usherIn(t, env, "", "modules", dir)
 	for i, p := range problems {
-		_, note, _ := strings.Cut(report, fmt.Sprintf("/webhook/m/handle%d, ", i))
+		_, note, _ := strings.Cut(report, fmt.Sprintf("note: handle%d: ", i))
 		note, _, _ = strings.Cut(note, "\n")
-		checkContains(t, "the note in usher modules", note, p.said, "its deliveries fail")
+		checkContains(t, "the note in usher modules", note, "deliveries fail: ", p.said)
 	}
 	checkContains(t, "usher modules", report, "note: handleQuoted: the key in WH_QUOTED_SIGNING_SECRET has quotes")
 }

@@ -72,7 +72,6 @@ type delivery struct {
 	doubled  bool          // the body counts twice
 	tool     *Item         // whose method is called; nil until it is found
 	rule     signatureRule // of the method; zero for none
-	fields   string        // of the body, for the log; "" unless they are logged
 }
 
 // serve answers a request for a path below webhookPrefix, and logs it. The caller has
@@ -121,7 +120,7 @@ func (h *Webhooks) serve(x *reservation) error {
 	}
 	args = append(args, "status", status, "took", took, "bytes", len(d.body), senderAttrs(d.request))
 	if h.logArguments {
-		args = append(args, "arguments", d.fields)
+		args = append(args, "arguments", clipText(string(d.body), maxLogged))
 	}
 	h.log.Info("delivery", args...)
 	return nil
@@ -281,7 +280,7 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 			}
 		}
 		changed = true // if there is another attempt
-		arguments, err := d.arguments(h.logArguments)
+		arguments, err := d.arguments()
 		if err != nil {
 			return nil, err
 		}
@@ -323,19 +322,16 @@ func callError(ctx context.Context, err error) error {
 }
 
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
-// request under webhookParam. log keeps the fields for the log. It drops fields that differ from
+// request under webhookParam. It drops fields that differ from
 // a declared parameter only in case, because providers add fields to their deliveries at any time,
 // and a decoder that ignores case would take them for the parameter. Its errors are *fault.
-func (d *delivery) arguments(log bool) (json.RawMessage, error) {
+func (d *delivery) arguments() (json.RawMessage, error) {
 	schema := d.tool.Method.schema()
 	list, err := parameters(d.request.Header, d.body, schema)
 	if err != nil {
 		return nil, err
 	}
 	list = slices.DeleteFunc(withoutWebhook(list), func(f member) bool { return schema.isMisspelt(f.key) })
-	if log {
-		d.fields = clipText(string(list.encode()), maxLogged)
-	}
 	if !d.doubled { // the body is in the arguments too, as rawBody
 		d.doubled = true
 		err = d.held.grow(int64(len(d.body)))
@@ -480,11 +476,7 @@ func formParams(form *multipart.Form, s *schema) (list object) {
 		}
 	}
 	for _, name := range sortedKeys(values) {
-		property := s.property(name)
-		repeats := property.Type == nil && len(values[name]) > 1
-		if repeats || slices.Contains(property.Type, "array") {
-			list = append(list, member{name, marshal(values[name])})
-		} else if value := fieldValue(values[name][0], property); value != nil {
+		if value := fieldValue(s, s.property(name), values[name]); value != nil {
 			list = append(list, member{name, value})
 		}
 	}
@@ -509,27 +501,46 @@ func fileValue(file *multipart.FileHeader) json.RawMessage {
 	return marshal(value)
 }
 
-// fieldValue converts a form's text to the JSON in it, such as a number or a boolean, if the
-// schema accepts that and not the text. Other text is unchanged, so the check of arguments
-// refuses it. fieldValue returns nil for a field left blank, because forms send blank fields
-// too. Only a form's text is converted: in JSON, the sender has chosen the type, and a wrong
-// one is the sender's mistake.
-func fieldValue(value json.RawMessage, s *schema) json.RawMessage {
-	text, isText := unquote(value)
-	if !isText || matches(s, value) {
-		return value
+// fieldValue returns the value of a parameter for the texts and files that a form or a command line
+// gives it: a single text itself, the JSON in it, or a list, whichever the parameter's schema accepts
+// first. Of several booleans the last counts, as a checkbox may have a hidden field before it. For
+// a blank that is no value, fieldValue returns nil, because forms send blank fields too. Other
+// values are refused by the check of arguments. root contains the schemas that s refers to.
+func fieldValue(root, s *schema, values []json.RawMessage) json.RawMessage {
+	parsed := slices.Clone(values)
+	for i, value := range values {
+		text, _ := unquote(value)
+		if text == "on" { // from a checkbox without a value
+			text = "true"
+		}
+		if json.Valid([]byte(text)) {
+			parsed[i] = oneLine([]byte(strings.TrimSpace(text)))
+		}
 	}
-	if text == "on" { // from a checkbox without a value
-		text = "true"
+	fits := func(value json.RawMessage) bool {
+		check := argumentCheck{root: root, left: 16*len(value) + 1<<16}
+		return check.value(s, value) == nil
 	}
-	converted := oneLine([]byte(strings.TrimSpace(text)))
+	last := parsed[len(parsed)-1]
 	switch {
-	case text == "":
-		return nil
-	case json.Valid(converted) && matches(s, converted):
-		return converted
+	case len(values) > 1:
+	case fits(values[0]):
+		return values[0]
+	case fits(last):
+		return last
 	}
-	return value
+	for _, list := range [][]json.RawMessage{values, parsed} {
+		if value := marshal(list); fits(value) {
+			return value
+		}
+	}
+	switch {
+	case len(values) == 1 && string(last) == `""`:
+		return nil
+	case len(values) == 1 || jsonType(last) == "boolean" && fits(last):
+		return last
+	}
+	return marshal(parsed)
 }
 
 // webhookAnswer is the answer to a delivery. A method that returns an object

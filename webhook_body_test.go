@@ -132,7 +132,10 @@ func TestWebhookBodyBecomesParameters(t *testing.T) {
 		{"Form", `any=5&any=6`, `{"any":["5","6"]}`},
 		{"Any", `c=x&d=1&c=y`, `{"c":["x","y"],"d":"1"}`}, // a Python method may take any, as **kwargs
 		{"Form", `list=a&list=b&list=`, `{"list":["a","b",""]}`},
-		{"Form", `i=1&i=2`, `{"i":1}`},
+		{"Form", `i=1&i=2`, `"i": want integer, got array`},
+		{"Form", `s=a&s=b`, `"s": want string, got array`},
+		{"Form", `b=false&b=on`, `{"b":true}`}, // a checkbox after its hidden field
+		{"Form", `list=%5B1,2%5D`, `{"list":[1,2]}`},
 		{"Form", `s=%ff`, `{"s":"\ufffd"}`},
 		{"Form", `s=%zz`, "well-formed"},
 		{"Any", `=x&a`, `{"":"x","a":""}`},
