@@ -106,6 +106,7 @@ type request struct {
 	name    string    // of the method
 	method  mcpMethod // zero if unknown
 	params  object
+	result  int64 // bytes of the module's result, which count until it is encoded
 	caller  Caller
 	ctx     context.Context         // ends with the request; set by begin
 	cancel  context.CancelCauseFunc // ends ctx
@@ -218,6 +219,7 @@ func (r *request) progressToken() json.RawMessage {
 // basic/utilities/cancellation).
 func (r *request) encodeAnswers(result object, err error) (answer, short []byte) {
 	short = encodeError(r.id, errNoRoomToAnswer)
+	defer r.held.shrink(r.result) // the answer counts in its stead
 	switch {
 	case err == nil:
 		return encodeResult(r.id, result), short
@@ -436,6 +438,13 @@ func (r *request) forward() (object, error) {
 		}
 		return item.Call(r.ctx, r.caller, r.name, r.params)
 	})
+	switch size := int64(result.size()); {
+	case err != nil:
+	case r.held.grow(size) != nil:
+		err = errNoRoomToAnswer
+	default:
+		r.result = size
+	}
 	if err != nil && r.ctx.Err() != nil {
 		err = context.Cause(r.ctx)
 	}
@@ -524,20 +533,27 @@ var errStopping = rpcErrorf(codeRefused, "usher is shutting down")
 
 // ---- Asking clients
 
-// checkAsk returns an error unless a module may ask the client, and the capabilities that the
-// client lacks.
-func (r *request) checkAsk(method string, params object) (lacked clientCaps, err error) {
+// beginAsk returns a reservation that counts a question of a module, which may ask the client. Or it
+// returns an error, and the capabilities that the client lacks.
+func (r *request) beginAsk(method string, params object) (asked *reservation, lacked clientCaps, err error) {
 	if r.principal.Ended() || r.principal.Unreadable() != nil {
-		return 0, errNoScope
+		return nil, 0, errNoScope
 	}
-	return r.caller.Client.caps.checkAsk(method, params)
+	lacked, err = r.caller.Client.caps.checkAsk(method, params)
+	if err != nil {
+		return nil, lacked, err
+	}
+	asked = r.server.memory.reserve(r.principal)
+	return asked, 0, asked.grow(int64(params.size()))
 }
 
 // ask sends a module's request to the session's client and waits for its answer.
 func (r *request) ask(ctx context.Context, method string, params object) (object, error) {
-	if _, err := r.checkAsk(method, params); err != nil {
+	asked, _, err := r.beginAsk(method, params)
+	if err != nil {
 		return nil, err
 	}
+	defer asked.end()
 	// The id is random, so that a late answer to an earlier daemon matches no request of
 	// this one.
 	id := quote("usher-" + rand.Text())
@@ -547,7 +563,6 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	if !r.send(encodeRequest(id, method, params)) {
 		return nil, errNoStream
 	}
-	var err error
 	select {
 	case msg := <-answer:
 		return r.countAnswer(msg)
@@ -696,13 +711,14 @@ func (c *suspendedCall) notify(method string, params object) {
 func (c *suspendedCall) ask(
 	ctx context.Context, method string, params object,
 ) (object, error) {
-	lacked, err := c.request.checkAsk(method, params)
+	asked, lacked, err := c.request.beginAsk(method, params)
 	if err != nil {
 		c.all.mu.Lock()
 		defer c.all.mu.Unlock()
 		c.lacked |= lacked
 		return nil, err
 	}
+	defer asked.end()
 	q := &inputRequest{answer: make(chan object, 1)}
 	q.value = object{{"method", quote(method)}, {"params", params.encode()}}.encode()
 	if err := c.add(q); err != nil {
