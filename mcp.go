@@ -798,22 +798,15 @@ func (c *suspendedCall) suspend() object {
 }
 
 // resume returns the suspended call that a request continues, and delivers the answers, which count
-// for the call. The state becomes invalid. The call may have ended just before, without the answers.
-// After an error, the call is still suspended: the request is not the same as the first, or the
-// answers find no room.
+// for the call. The state becomes invalid. After an error, the call is still suspended: the request is
+// not the same as the first, or the answers find no room.
 func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
-	state := r.params.text("requestState")
 	token := r.progressToken()
 	responses := r.params.object("inputResponses")
 	k.mu.Lock()
-	c := k.calls[state]
-	k.mu.Unlock()
-	if c == nil || !c.continuedBy(r) { // without the lock, because it may take long
-		return nil, errStaleState
-	}
-	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.calls[state] != c { // it has ended, or another request has continued it
+	c := k.calls[r.params.text("requestState")]
+	if c == nil || !c.continuedBy(r) { // it may have ended, or another request has continued it
 		return nil, errStaleState
 	}
 	if err := c.request.held.grow(int64(responses.size())); err != nil {

@@ -62,7 +62,7 @@ func (m *memory) reserve(principal any) *reservation {
 }
 
 // serve returns the reservation of an HTTP request, whose principal is not known yet. The
-// caller must set path and refuse, and end the reservation when the request is answered.
+// caller must set refuse, and end the reservation when the request is answered.
 func (m *memory) serve(w http.ResponseWriter, req *http.Request) *reservation {
 	r := m.reserve(nil)
 	r.w = w
@@ -106,7 +106,6 @@ type reservation struct {
 	w       http.ResponseWriter
 	control *http.ResponseController // of w
 	req     *http.Request
-	path    string       // as the log may show it; "" for a path that it may not show
 	refuse  func(*fault) // writes an error in the endpoint's format
 }
 
@@ -160,11 +159,11 @@ func (r *reservation) handle(log *slog.Logger, serve func() error) {
 	if err == nil {
 		return
 	}
-	path := slog.Attr{}
-	if r.path != "" {
-		path = slog.String("path", r.path)
+	path := r.req.URL.Path
+	if path != "/" && path != "/mcp" {
+		path = "***" // people type codes as paths
 	}
-	log = log.With(path, "request", r.w.Header().Get(requestIDHeader), senderAttrs(r.req))
+	log = log.With("path", path, "request", r.w.Header().Get(requestIDHeader), senderAttrs(r.req))
 	e, isFault := errors.AsType[*fault](err)
 	rpc, isRPC := errors.AsType[*rpcError](err)
 	switch {

@@ -70,41 +70,28 @@ func (o *outbox) sendOwn(name string, msg []byte) bool {
 	return o.startLocked() && o.queueLocked(outEvent{name, msg, 0})
 }
 
-// answer queues the answer to a request, which counts, or, if there is no room for that, short.
-func (o *outbox) answer(msg, short []byte) {
+// answer queues the answer to a request, which counts, or, if there is no room for it, short. The
+// last answer, which may be nil, ends the outbox, and is queued only if the outbox is a stream by then.
+// answer reports whether it is one.
+func (o *outbox) answer(msg, short []byte, last bool) (isStream bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.startLocked() {
-		o.answerLocked(msg, short)
-	}
-}
-
-// answerLocked does the work of answer. The caller holds o.mu.
-func (o *outbox) answerLocked(msg, short []byte) {
-	n := int64(len(msg))
-	if o.held.grow(n) != nil {
-		msg = short
-		n = 0
-	}
-	o.queueLocked(outEvent{"message", msg, n})
-}
-
-// end makes the outbox accept no more messages. Queued messages are still written.
-func (o *outbox) end() { o.finish(nil, nil) }
-
-// finish ends the outbox with an answer, as answer does, unless msg is nil. It sends the answer only
-// if the outbox is a stream, and reports whether it is one.
-func (o *outbox) finish(msg, short []byte) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	isStream := o.more != nil
+	isStream = o.more != nil || !last && o.startLocked()
 	if isStream && !o.ended && msg != nil {
-		o.answerLocked(msg, short)
+		n := int64(len(msg))
+		if o.held.grow(n) != nil {
+			msg = short
+			n = 0
+		}
+		o.queueLocked(outEvent{"message", msg, n})
 	}
-	o.ended = true
+	o.ended = o.ended || last
 	wake(o.more)
 	return isStream
 }
+
+// end makes the outbox accept no more messages. Queued messages are still written.
+func (o *outbox) end() { o.answer(nil, nil, true) }
 
 // startLocked makes the outbox a stream, if the client accepts one and is connected. It
 // reports whether the outbox is a stream that accepts messages. The caller holds o.mu.

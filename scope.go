@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -291,25 +292,23 @@ func codeInQuery(query string) string {
 	return ""
 }
 
+// bearerToken matches the beginning of a bearer token (RFC 9110, section 11.1).
+var bearerToken = regexp.MustCompile(`(?i)(^|,)[\s\pZ]*bearer([\s\pZ,]|$)`)
+
 // codeInBearer returns the bearer token of the Authorization headers, or "" for none. Some
 // clients can set no other header. Others send an unrelated token, so a token of more than
 // maxBearerCode characters counts as none. If there is another header beside the token, perhaps
 // joined to it by a comma, codeInBearer returns notACode.
 func codeInBearer(headers []string) string {
-	const scheme = "bearer" // in any case: RFC 9110, section 11.1
-	token := ""
-	list := strings.Split(strings.Join(headers, ","), ",")
-	for _, header := range list {
-		words := strings.Fields(header)
-		switch {
-		case len(words) == 0 || !strings.EqualFold(words[0], scheme):
-		case len(list) > 1:
-			return notACode
-		default:
-			token = strings.Join(words[1:], " ")
-		}
+	all := strings.TrimSpace(strings.Join(headers, ","))
+	if !bearerToken.MatchString(all) {
+		return ""
 	}
-	if utf8.RuneCountInString(token) > maxBearerCode {
+	token := strings.TrimSpace(all[len("bearer"):])
+	switch {
+	case strings.Contains(all, ","):
+		return notACode
+	case utf8.RuneCountInString(token) > maxBearerCode:
 		return ""
 	}
 	return token
@@ -343,7 +342,7 @@ func (p *Principal) scope() (Scope, error) {
 // returns the principal's admission in it. No file is written: the session's id contains
 // everything.
 func (g *Gate) Create(protocol string, caps clientCaps, p *Principal) admission {
-	s := newSession(newOrigin(protocol, caps, p.claimID))
+	s := newSession(sessionOrigin{Protocol: protocol, Caps: caps, Claim: p.claimID})
 	s.name = g.sessions.seal(s.sessionOrigin)
 	if protocol == sseProtocol {
 		s.name = s.ID
@@ -441,7 +440,7 @@ func (from admission) sessionless(
 		return from, err
 	}
 	from.member = from.principal.ctx
-	from.session = newSession(newOrigin(statelessProtocol, client.caps, claimID{}))
+	from.session = newSession(sessionOrigin{Protocol: statelessProtocol, Caps: client.caps})
 	from.session.era = stateless
 	from.session.reachable = reachable
 	from.session.profile.Store(&client)

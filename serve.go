@@ -534,20 +534,10 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := d.server.memory.serve(w, r)
 	defer x.end()
 	x.refuse = func(e *fault) { writeMCPError(x, nil, e) }
-	switch path := r.URL.Path; {
-	case strings.HasPrefix(path, webhookPrefix):
-		x.path = webhookPrefix
+	if strings.HasPrefix(r.URL.Path, webhookPrefix) {
 		x.refuse = func(e *fault) { writeWebhookError(x, e) }
-	case isEndpoint(path):
-		x.path = path
 	}
 	x.handle(d.log, func() error { return d.route(x) })
-}
-
-// isEndpoint reports whether a path is that of the MCP endpoint. -public-url ends with a slash.
-func isEndpoint(path string) bool {
-	path = strings.TrimSuffix(path, "/")
-	return path == "" || path == "/mcp"
 }
 
 // route applies the origin policy and routes a request.
@@ -564,6 +554,7 @@ func (d *daemon) route(x *reservation) error {
 	if err := d.flags.origins.admit(r); err != nil || d.flags.origins.cors(x.w, r) {
 		return err
 	}
+	path := strings.TrimSuffix(r.URL.Path, "/") // -public-url ends with a slash
 	switch {
 	case strings.HasPrefix(r.URL.Path, webhookPrefix):
 		return d.webhooks.serve(x)
@@ -572,7 +563,7 @@ func (d *daemon) route(x *reservation) error {
 			"this request came through a proxy: start usher serve with %s", mcpFlags)
 	case r.Method == http.MethodGet && accepts(r.Header, "text/html"):
 		return d.servePage(x) // at any path, as people mistype addresses
-	case !isEndpoint(r.URL.Path):
+	case path != "" && path != "/mcp":
 		writeMCPError(x, nil, errNothing) // not logged: clients that look for a login send several
 		return nil
 	}

@@ -37,17 +37,6 @@ type sessionOrigin struct {
 	Claim    claimID    `json:"claim,omitzero"` // the claim that the session began with; zero for none
 }
 
-// newOrigin returns the origin of a new session.
-func newOrigin(protocol string, caps clientCaps, claim claimID) sessionOrigin {
-	return sessionOrigin{
-		ID:       rand.Text(),
-		Issued:   time.Now().UTC().Round(0),
-		Protocol: protocol,
-		Caps:     caps,
-		Claim:    claim,
-	}
-}
-
 // sessionKeySize is the size of the key that seals session ids, in bytes.
 const sessionKeySize = 32
 
@@ -123,8 +112,12 @@ type Session struct {
 	lastSeen map[string]string // by announced list: its fingerprint
 }
 
-// newSession returns a session that is in no table.
+// newSession returns a session that is in no table. Without an ID, it is a new one.
 func newSession(o sessionOrigin) *Session {
+	if o.ID == "" {
+		o.ID = rand.Text()
+		o.Issued = time.Now().UTC().Round(0)
+	}
 	s := &Session{
 		sessionOrigin: o,
 		era:           stateful,

@@ -34,7 +34,7 @@ func TestForgedIDsAreRefused(t *testing.T) {
 	deleted := p.session()
 	p.stop(t)
 	gate, _ := testGate(t, p.Base+"/.data", false)
-	old := newOrigin(protocols[0], 0, claimID{})
+	old := newSession(sessionOrigin{Protocol: protocols[0]}).sessionOrigin
 	old.Issued = old.Issued.Add(-sessionLife)
 	expired := gate.sessions.seal(old)
 	p.restart("", c)
@@ -110,7 +110,7 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 		check(t, "the session is in use", table.touch(s, s.claim.claimID, p) != nil, true)
 	}
 	open := func(p *Principal) *Session {
-		s := newSession(newOrigin(protocols[0], 0, claimID{}))
+		s := newSession(sessionOrigin{Protocol: protocols[0]})
 		s.name = s.ID
 		use(s, p)
 		return s
@@ -273,7 +273,8 @@ func FuzzSessionID(f *testing.F) {
 		if !utf8.ValidString(protocol) || !utf8.ValidString(code) || !utf8.ValidString(dir) {
 			return
 		}
-		origin := newOrigin(protocol, clientCaps(caps), claimID{Code(code), time.Time{}, dir})
+		claim := claimID{Code(code), time.Time{}, dir}
+		origin := newSession(sessionOrigin{Protocol: protocol, Caps: clientCaps(caps), Claim: claim}).sessionOrigin
 		id := table.seal(origin)
 		if got, ok := table.unseal(id); !ok || !reflect.DeepEqual(got, origin) {
 			t.Fatalf("%+v came back as %+v, %v", origin, got, ok)

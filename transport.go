@@ -179,7 +179,7 @@ func (r *request) answerPOST(x *reservation, stream bool) {
 	}
 	answer, short := r.encodeAnswers(result, err)
 	switch {
-	case r.out.finish(answer, short):
+	case r.out.answer(answer, short, true):
 		<-r.out.done
 	case answer == nil: // of a cancelled request
 		x.w.WriteHeader(http.StatusAccepted)
@@ -350,9 +350,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 		defer held.end()
 		defer r.end()
 		answer, short := r.encodeAnswers(r.answer())
-		if answer != nil {
-			d.out.answer(answer, short)
-		}
+		d.out.answer(answer, short, false)
 	})
 	return nil
 }
