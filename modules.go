@@ -629,6 +629,7 @@ var noMethods = map[Kind]string{
 // newModule returns the module that a pool serves, if that offers what the manifest says.
 func newModule(o *moduleOwner, p *pool, offered *manifest) *Module {
 	m := &Module{source: p.source, manifest: *offered, owner: o, pool: p}
+	m.About = firstSentence(parseDoc(m.About, m.Kind).description)
 	for _, raw := range m.Lists["tools"] {
 		method := parseMethod(raw, m.Kind)
 		if method.refused == "" {

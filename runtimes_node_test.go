@@ -105,7 +105,7 @@ func TestNodeParametersByName(t *testing.T) {
 		"a_hail(name: string)", "a_one", "a_stale(who: string, times?: number)",
 		"a_mixed(first: number, opts: object with a, second?: number, more?: array)",
 		"a_listed(names: array, then: any)", "a_sum(a: number, b: number)",
-		"b_shift(by: number, _?: string)", "c_add(a: number, b: number)",
+		"  Shifts.\n    b_shift(by: number, _?: string)", "c_add(a: number, b: number)",
 		"note: add" + notAll + "a, b", "note: greet" + notAll + "times",
 		"note: all" + notAll + "{ … }, more", "note: bound is not offered: declare it in this file",
 		"note: one takes one object, but nothing names its fields", "note: listed: then" + unknown + "Function",

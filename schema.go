@@ -148,10 +148,13 @@ func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage 
 // docTypes are the JSON Schema types that @param can name.
 var docTypes = []string{"integer", "number", "string", "boolean", "object", "array"}
 
-// docType returns the schema of a type in @param, or nil if the type is unknown.
+// docType returns the schema of a type in @param, or nil if the type is unknown. A union of
+// literals, such as ('x'|'y'), is an enum.
 func docType(s string) object {
 	s = strings.TrimSpace(s)
-	if literals := parseLiterals(s); literals != nil {
+	list := strings.NewReplacer("'", `"`, "|", ",").Replace(strings.Trim(s, "()"))
+	literals := items([]byte("[" + list + "]"))
+	if len(literals) == strings.Count(s, "|")+1 {
 		return object{{"enum", marshal(literals)}}
 	}
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
@@ -163,19 +166,6 @@ func docType(s string) object {
 		return object{{"type", quote(name)}}
 	}
 	return nil
-}
-
-// parseLiterals returns the JSON of the literals in a union such as ('x'|'y'), or nil if s
-// is something else.
-func parseLiterals(s string) (literals []json.RawMessage) {
-	for part := range strings.SplitSeq(strings.Trim(s, "()"), "|") {
-		literal := []byte(strings.ReplaceAll(strings.TrimSpace(part), "'", `"`))
-		if !json.Valid(literal) {
-			return nil
-		}
-		literals = append(literals, literal)
-	}
-	return literals
 }
 
 // ---- Documentation
@@ -846,7 +836,7 @@ func resultText(result object) string {
 type manifest struct {
 	Key       string                       // see cacheKey
 	Lists     map[string][]json.RawMessage // its MCP definitions, by the keys of listTable
-	About     string                       // one sentence, "" for none
+	About     string                       // of which the first sentence counts; "" for none
 	Problems  []string                     // for the module's author
 	Stateless bool                         // it speaks a revision without sessions
 	Sessions  bool                         // it is stateless, and also speaks a revision with sessions

@@ -801,7 +801,7 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 	defer cancel()
 	m := &manifest{
 		Lists:     make(map[string][]json.RawMessage),
-		About:     firstSentence(w.info.text("instructions")),
+		About:     w.info.text("instructions"),
 		Stateless: w.stateless,
 		Sessions:  w.sessions,
 	}

@@ -20,13 +20,15 @@ import { Readable } from 'node:stream'
 import { fileURLToPath, pathToFileURL } from 'node:url'
 import { inspect } from 'node:util'
 
-const { writeSync } = fs // the module may replace it
+// The module may replace writeSync.
+const { writeSync } = fs
 const { stringify } = JSON
 const file = path.resolve(process.argv[2])
 const base = path.basename(file)
 const name = base.split('.usher')[0]
 const text = fs.readFileSync(file, 'utf8').replace('\uFEFF', '')
-process.argv.splice(2) // the module must not see usher's argument
+// The module must not see usher's argument.
+process.argv.splice(2)
 
 const pipes = takeStdio()
 
@@ -74,7 +76,8 @@ function write(line) {
     try {
       at += writeSync(pipes.output, bytes, at)
     } catch (err) {
-      if (err.code !== 'EAGAIN') process.exit(0) // usher is gone
+      // usher is gone.
+      if (err.code !== 'EAGAIN') process.exit(0)
       Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 2)
     }
   }
@@ -86,7 +89,8 @@ function send(message) {
 
 // ---- The protocol
 
-const calls = new Map() // by request id
+// calls has the calls in progress, by request id.
+const calls = new Map()
 // asks has the functions that take the client's answers, by the ids of the asks.
 const asks = new Map()
 let asked = 0
@@ -95,8 +99,10 @@ const current = new AsyncLocalStorage()
 let methods // by name
 // parts has the beginning of an incomplete line.
 let parts = []
-let about = '' // the module's description
-const problems = new Set() // with the functions, for their author
+// about is the module's description, of which usher uses the first sentence.
+let about = ''
+// problems has notes on the functions, for their author.
+const problems = new Set()
 
 // onUncaught logs an error that nobody catches, and fails the call that it belongs to,
 // which might wait forever otherwise. The process goes on, for the sake of other calls.
@@ -152,7 +158,7 @@ function reply(method, params) {
           experimental: { 'usher/problems': { problems: [...problems] } },
         },
         serverInfo: { name, version: '1' },
-        instructions: about.replace(/^\s*@.*$/gm, ''), // usher uses the first sentence
+        instructions: about,
       }
     case 'tools/list':
       return { tools: [...methods.values()].map(method => method.tool) }
@@ -165,9 +171,11 @@ function reply(method, params) {
 // A Call is one tools/call in progress. After its answer nothing more is sent for it.
 // After a cancellation only its end is sent, because usher counts running calls.
 class Call {
-  ended = false // answered or cancelled
+  // ended says that the call was answered or cancelled.
+  ended = false
   cancelled = false
-  stopAsking = null // ends the wait for the client's answer
+  // stopAsking ends the wait for the client's answer.
+  stopAsking = null
 
   constructor(id, params) {
     this.id = id
@@ -534,7 +542,8 @@ function withoutTypes() {
   try {
     return base.endsWith('ts') ? module.stripTypeScriptTypes(text) : text
   } catch {
-    return '' // An option makes Node transform the file.
+    // An option makes Node transform the file.
+    return ''
   }
 }
 
@@ -544,9 +553,12 @@ class Source {
   text = text
   // The text without types. Node blanks them, so offsets are the same as in the text.
   js = withoutTypes()
-  types = new Map() // aliases and interfaces by name: where the name ends, and the comment
-  open = new Set() // types that are being written out
-  pos = 0 // where reading continues
+  // The aliases and interfaces by name: where the name ends, and the comment.
+  types = new Map()
+  // The types that are being written out.
+  open = new Set()
+  // The place where reading continues.
+  pos = 0
 
   constructor() {
     for (const { 0: match, 1: name, index } of text.matchAll(TYPE_NAME)) {
@@ -555,7 +567,8 @@ class Source {
       this.types.set(name, { at, doc: flat(this.docAbove(index)) })
     }
     for (const [comment] of text.matchAll(/\/\*\*[^]*?\*\//g)) {
-      let docs // of a type and its members
+      // docs has those of a type and its members.
+      let docs
       for (const doc of paramDocs(clean(comment))) {
         if (doc.tag === 'typedef') this.types.set(doc.name, { docs: (docs = [doc]) })
         if (/^prop/.test(doc.tag)) docs?.push({ ...doc, name: `${docs[0].name}.${doc.name}` })
@@ -785,7 +798,8 @@ class Source {
   // oneObject returns the schema of the object that a function takes.
   oneObject(p, docs) {
     const schema = p.schema?.type === 'object' ? { ...p.schema } : { type: 'object' }
-    delete schema.description // the tool has one
+    // The tool has a description.
+    delete schema.description
     this.addMembers(schema, '', docs, () => p.takesRest)
     if (!schema.properties && !schema.additionalProperties) {
       problems.add(`${this.name} takes one object, but nothing names its fields`)
@@ -970,7 +984,8 @@ class Source {
       this.take()
     }
     if (this.types.has(text)) return this.declared(text, this.types.get(text))
-    const name = text.toLowerCase() // JSDoc has String too
+    // JSDoc has String too.
+    const name = text.toLowerCase()
     if (PLAIN_TYPE.test(name)) return { type: name }
     switch (name) {
       case 'array':
@@ -1106,7 +1121,8 @@ function joined(all) {
 // merged returns the intersection of schemas: for objects, all their properties.
 function merged(parts) {
   const plain = parts.find(s => s.type && s.type !== 'object')
-  if (plain) return plain // such as string & { brand: ... }
+  // This is such a type as string & { brand: ... }.
+  if (plain) return plain
   if (parts.length === 1) return parts[0]
   const objects = parts.filter(s => s.properties)
   if (objects.length === 0) return {}

@@ -1,4 +1,9 @@
 /**
+ * @module b
+ * @description Shifts. Slowly.
+ */
+
+/**
  * @param {number} by
  * @param {?string} [_=x]
  */
