@@ -226,6 +226,9 @@ func (c clientCaps) errMissing(code int) *rpcError {
 	}
 	e := rpcErrorf(code, "this tool asks its client for %s: use an MCP client that supports it",
 		strings.Join(names, ", "))
+	if c&capRoots != 0 {
+		e.Message += "; with a claim, none has roots"
+	}
 	e.Data = object{{"requiredCapabilities", c.encode()}}.encode()
 	return e
 }

@@ -188,15 +188,15 @@ var versionMember = member{"jsonrpc", json.RawMessage(`"2.0"`)}
 // are. Nil params are omitted.
 func encodeRequest(id json.RawMessage, method string, params object) []byte {
 	message := object{versionMember, {"id", id}, {"method", quote(method)}}
-	if params == nil {
-		return message.encode()
+	if params != nil {
+		message = append(message, member{"params", params.encode()})
 	}
-	return message.encodeWith("params", params)
+	return message.encode()
 }
 
 // encodeResult encodes a successful response.
 func encodeResult(id json.RawMessage, result object) []byte {
-	return object{versionMember, {"id", id}}.encodeWith("result", result)
+	return object{versionMember, {"id", id}, {"result", result.encode()}}.encode()
 }
 
 // encodeError encodes an error response. It omits an absent id: unlike JSON-RPC, MCP's schema
@@ -284,15 +284,6 @@ func members(raw json.RawMessage) object {
 
 // encode returns the object's text, without members whose value is nil.
 func (o object) encode() json.RawMessage { return o.appendTo(make([]byte, 0, o.size())) }
-
-// encodeWith returns the text of the object, which must not be empty, with one more member, whose
-// value is an object. It copies each value only once.
-func (o object) encodeWith(key string, value object) json.RawMessage {
-	b := o.appendTo(make([]byte, 0, o.size()+len(key)+len(`,"":`)+value.size()))
-	b = append(bytes.TrimSuffix(b, []byte{'}'}), ',')
-	b = append(appendQuoted(b, key), ':')
-	return append(value.appendTo(b), '}')
-}
 
 // appendTo appends the object's text, without members whose value is nil.
 func (o object) appendTo(b []byte) []byte {
@@ -396,7 +387,7 @@ func remove[T comparable](list []T, item T) []T {
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // errLineTooLong reports a line over the limit of a lineReader, which returns it together
-// with the first maxLineStart bytes of the line and skips the rest. Reading can continue.
+// with the first KiB of the line and skips the rest. Reading can continue.
 var errLineTooLong error = rpcErrorf(codeInvalidRequest, "the line is too long")
 
 // lineReader reads lines with a limit on their length. It must not be used concurrently.
@@ -414,7 +405,6 @@ func newLineReader(r io.Reader, limit int) *lineReader {
 // without a newline counts. The caller owns the bytes. The error is errLineTooLong, after
 // which reading can continue, or the reader's.
 func (l *lineReader) next() ([]byte, error) {
-	const maxLineStart = 1 << 10
 	var line []byte
 	for {
 		part, err := l.r.ReadSlice('\n')
@@ -425,7 +415,7 @@ func (l *lineReader) next() ([]byte, error) {
 			continue
 		}
 		if len(line) > l.limit+1 {
-			return bytes.Clone(line[:min(len(line), maxLineStart)]), errLineTooLong
+			return bytes.Clone(line[:min(len(line), 1<<10)]), errLineTooLong
 		}
 		line = bytes.TrimRight(line, " \t\r\n")
 		if len(line) > 0 {

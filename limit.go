@@ -72,7 +72,7 @@ const (
 
 	// mcp.go: requests and lists.
 	maxURI          = 8 << 10 // bytes of one resource URI from a client
-	maxInstructions = 50      // modules named in the instructions
+	maxInstructions = 2000    // characters of the instructions: some clients cut them at 2,048
 	maxSuspended    = 64      // suspended calls per principal
 
 	// signature.go: one delivery.

@@ -91,7 +91,7 @@ var limitTests = map[string]string{
 	"maxToolName":       "is a warning",
 	"maxViews":          "TestViewsAreForgotten",
 	"maxURI":            "TestResourcesHaveOneOwner",
-	"maxInstructions":   clips,
+	"maxInstructions":   "TestInstructionsAreShort",
 	"maxSessionsOf":     "TestIdleSessionsAreForgotten",
 }
 

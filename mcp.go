@@ -24,6 +24,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // serverConfig is what newServer needs.
@@ -325,17 +326,25 @@ var serverCapabilities = members(json.RawMessage(`{
 	"tools": {"listChanged": true}
 }`))
 
-// instructions describes the modules in a view for a model, one line each.
+// instructions describes the modules in a view for a model, one line each. It cuts the longest
+// sentences first, and then leaves out modules.
 func instructions(view *View) string {
-	lines := []string{"Tools are named MODULE_METHOD. The modules:"}
-	for i, m := range view.Modules {
-		if i == maxInstructions {
-			lines = append(lines, fmt.Sprintf("and %d more.", len(view.Modules)-i))
-			break
+	for limit := 200; ; limit -= 5 { // bytes of a sentence
+		text := "Tools are named MODULE_METHOD. The modules:"
+		more := ""
+		for i, m := range view.Modules {
+			line := "\n- " + m.Label + ": " + clipText(m.About, limit)
+			more = fmt.Sprintf("\nand %d more.", len(view.Modules)-i)
+			if utf8.RuneCountInString(text+line+more) > maxInstructions {
+				break
+			}
+			text += line
+			more = ""
 		}
-		lines = append(lines, "- "+m.Label+": "+m.About)
+		if more == "" || limit == 0 {
+			return text + more
+		}
 	}
-	return strings.Join(lines, "\n")
 }
 
 // ping answers that usher is alive.

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 // A session has the version that its client asks for, or the latest one.
@@ -29,6 +31,40 @@ func TestVersionIsNegotiated(t *testing.T) {
 	}
 	a := c.Post(rpcText("initialize", "{}"))
 	checkContains(t, "initialize without a version", a.Failure(), "protocolVersion")
+}
+
+// The instructions name as many modules as find room in 2,000 characters, with as much of their
+// sentences as possible.
+func TestInstructionsAreShort(t *testing.T) {
+	for _, tt := range []struct {
+		modules, letters int
+		short, long      string // what a short and a long sentence become
+		last             string // line
+	}{
+		{3, 100, "Short.", strings.Repeat("ä", 100), "- m2: "},
+		{45, 90, "Short.", "ääää", "- m44: "},
+		{300, 90, "", "", "and "},
+	} {
+		view := &View{}
+		for i := range tt.modules {
+			about := "Short."
+			if i > 0 {
+				about = strings.Repeat("ä", tt.letters)
+			}
+			label := fmt.Sprint("m", i)
+			view.Modules = append(view.Modules, ViewModule{label, &Module{manifest: manifest{About: about}}})
+		}
+		text := instructions(view)
+		lines := strings.Split(text, "\n")
+		what := fmt.Sprint(tt.modules, " modules: ")
+		check(t, what+"they are short", utf8.RuneCountInString(text) <= 2000, true)
+		check(t, what+"they use the room", tt.modules == 3 || utf8.RuneCountInString(text) > 1500, true)
+		checkContains(t, what+"the first", lines[1], "- m0: "+tt.short)
+		checkContains(t, what+"the second", lines[2], "- m1: "+tt.long)
+		checkContains(t, what+"the last", lines[len(lines)-1], tt.last)
+		hidden, _ := strconv.Atoi(strings.Trim(lines[len(lines)-1], "and more."))
+		check(t, what+"named and counted", len(lines)-1-min(hidden, 1)+hidden, tt.modules)
+	}
 }
 
 // Arguments and results reach the other side unchanged, except _webhook.

@@ -396,9 +396,8 @@ func firstSentence(text string) string {
 // argumentError reports an argument that its schema does not accept. Its text is made only
 // when it is read, because most errors only say that an alternative of a union does not fit.
 type argumentError struct {
-	keys    []string      // that lead to the argument, the innermost first
-	missing bool          // there is no such argument
-	text    func() string // what is wrong, after the parameter's name
+	keys []string      // that lead to the argument, the innermost first
+	text func() string // what is wrong, after the parameter's name
 }
 
 func (e *argumentError) Error() string {
@@ -422,13 +421,10 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 		arguments = json.RawMessage("{}")
 	}
 	c := argumentCheck{root: m.schema(), left: 16*len(arguments) + 1<<16}
-	if wrong := c.value(c.root, arguments); wrong != nil {
+	if wrong := c.value(c.root, &arguments); wrong != nil {
 		return nil, wrong
 	}
-	if c.omitted == nil {
-		return arguments, nil
-	}
-	return members(arguments).without(c.omitted...).encode(), nil
+	return arguments, nil
 }
 
 // schema contains the keywords of a JSON Schema that usher reads. It accepts any value if it
@@ -505,9 +501,10 @@ type argumentCheck struct {
 	root    *schema
 	left    int      // bytes to be read, and names and values to be compared, before giving up
 	depth   int      // of nested calls of value
-	omitted []string // top-level parameters that count as omitted
-
-	isMCP bool // null counts as any other value
+	changed bool     // some value was replaced or dropped
+	repairs bool     // optional members and items that do not fit are dropped
+	path    []string // of the object that is checked, without the indexes of items
+	lost    string   // what was dropped, and why
 }
 
 // resolve returns a schema, or the one that its $ref leads to, which may be nil.
@@ -519,9 +516,10 @@ func (c *argumentCheck) resolve(s *schema) *schema {
 	return s
 }
 
-// value checks a value against a schema.
-func (c *argumentCheck) value(s *schema, value json.RawMessage) *argumentError {
-	c.left -= len(value) + 1
+// value checks a value against a schema. It writes an integer such as 3.0 as 3 where the schema wants
+// an integer.
+func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError {
+	c.left -= len(*value) + 1
 	if c.depth == maxCheckDepth {
 		c.left = -1
 	}
@@ -534,25 +532,53 @@ func (c *argumentCheck) value(s *schema, value json.RawMessage) *argumentError {
 		return &argumentError{text: func() string { return " is too complex to check" }}
 	case s == nil:
 		return nil
-	case !matches(s, value):
-		return c.misfit(s, value)
+	case !matches(s, *value):
+		return c.misfit(s, *value)
+	}
+	if digits, ok := integerOf(*value); ok && slices.Contains(s.Type, "integer") {
+		c.changed = c.changed || digits != string(*value)
+		*value = json.RawMessage(digits)
 	}
 	c.depth++
 	defer func() { c.depth-- }()
 	if wrong := c.alternatives(s, value); wrong != nil {
 		return wrong
 	}
-	switch value[0] {
+	switch (*value)[0] {
 	case '{':
 		return c.object(s, value)
 	case '[':
-		for i, item := range items(value) {
-			if wrong := c.value(s.Items, item); wrong != nil {
-				return wrong.at(strconv.Itoa(i))
-			}
-		}
+		return c.list(s, value)
 	}
 	return nil
+}
+
+// list checks the items of a list.
+func (c *argumentCheck) list(s *schema, value *json.RawMessage) *argumentError {
+	list := items(*value)
+	for i := range list {
+		switch wrong := c.value(s.Items, &list[i]); {
+		case wrong == nil:
+		case c.repairs:
+			c.drop(wrong)
+			list[i] = nil
+		default:
+			return wrong.at(strconv.Itoa(i))
+		}
+	}
+	if c.changed {
+		*value = marshal(slices.DeleteFunc(list, func(item json.RawMessage) bool { return item == nil }))
+	}
+	return nil
+}
+
+// drop notes that a member or an item is dropped.
+func (c *argumentCheck) drop(wrong *argumentError) {
+	for _, key := range slices.Backward(c.path) {
+		wrong.at(key)
+	}
+	c.lost += "; without " + wrong.Error()
+	c.changed = true
 }
 
 // misfit returns the error for a value that a schema does not accept. It does not repeat the
@@ -595,7 +621,7 @@ func (c *argumentCheck) wanted(s *schema) string {
 
 // alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits, but
 // only one accepts a value of this type, the error is about the member that it refuses.
-func (c *argumentCheck) alternatives(s *schema, value json.RawMessage) *argumentError {
+func (c *argumentCheck) alternatives(s *schema, value *json.RawMessage) *argumentError {
 	list := s.alternatives()
 	var inside []*argumentError
 	for _, one := range list {
@@ -611,17 +637,17 @@ func (c *argumentCheck) alternatives(s *schema, value json.RawMessage) *argument
 	case len(inside) == 1:
 		return inside[0]
 	case len(list) > 0:
-		return c.misfit(s, value)
+		return c.misfit(s, *value)
 	}
 	return nil
 }
 
 // object checks the members of an object, missing ones last.
-func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError {
-	list := members(value)
+func (c *argumentCheck) object(s *schema, value *json.RawMessage) *argumentError {
+	list := members(*value)
 	// Senders of webhooks add fields to their deliveries at any time.
 	isDelivery := c.depth == 1 && list.get(webhookParam) != nil
-	for _, f := range list {
+	for i, f := range list {
 		property, declared := s.Properties[f.key]
 		additional := !declared && !isDelivery
 		if additional {
@@ -631,22 +657,32 @@ func (c *argumentCheck) object(s *schema, value json.RawMessage) *argumentError 
 			c.left -= len(s.Properties)
 		}
 		if additional && s.Additional.forbidden || s.isMisspelt(f.key) {
-			return &argumentError{[]string{f.key}, false, func() string {
+			return &argumentError{[]string{f.key}, func() string {
 				return " is unknown: want " + strings.Join(sortedKeys(s.Properties), ", ")
 			}}
 		}
-		wrong := c.value(property, f.value)
+		c.path = append(c.path, f.key)
+		wrong := c.value(property, &list[i].value)
+		c.path = c.path[:len(c.path)-1]
+		isOptional := !slices.Contains(s.Required, f.key)
 		switch {
 		case wrong == nil:
-		case !declared || c.isMCP || string(f.value) != "null" || slices.Contains(s.Required, f.key):
+		case c.repairs && isOptional:
+			c.drop(wrong.at(f.key))
+			list[i].value = nil
+		case c.repairs || !declared || !isOptional || string(f.value) != "null":
 			return wrong.at(f.key)
-		case c.depth == 1 && !slices.Contains(c.omitted, f.key):
-			c.omitted = append(c.omitted, f.key)
+		case c.depth == 1:
+			c.changed = true
+			list[i].value = nil
 		}
+	}
+	if c.changed {
+		*value = list.encode()
 	}
 	for _, name := range s.Required {
 		if list.get(name) == nil {
-			return &argumentError{[]string{name}, true, func() string {
+			return &argumentError{[]string{name}, func() string {
 				types := strings.Join(s.property(name).Type, " or ")
 				return strings.TrimSuffix(" is required: "+types, ": ")
 			}}
@@ -698,7 +734,6 @@ func matches(s *schema, value json.RawMessage) bool {
 
 // formats are those of mcpSchema.
 var formats = map[string]*regexp.Regexp{
-	"with text":     regexp.MustCompile(`^"[^"]`),
 	"with a scheme": regexp.MustCompile(`^"[A-Za-z][A-Za-z0-9+.-]*:`),
 	"from 0 to 1":   regexp.MustCompile(`^(0(\.\d+)?|1(\.0+)?)$`),
 	"for JavaScript": regexp.MustCompile(
@@ -801,13 +836,13 @@ func toolResult(value json.RawMessage) object {
 	switch {
 	case isNull(value):
 		return object{{"content", json.RawMessage("[]")}}
-	case fitsMCP("result", value) == nil:
+	case fitsMCP("result", value):
 		return fields
-	case fitsMCP("content", value) == nil:
+	case fitsMCP("content", value):
 		return contentOf(fields)
 	case fields != nil:
 		return append(textOnly(quote(string(value))), member{"structuredContent", value})
-	case string(value) != "[]" && fitsMCP("contents", value) == nil:
+	case string(value) != "[]" && fitsMCP("contents", value):
 		return object{{"content", value}}
 	case value[0] == '"':
 		return textOnly(value)
@@ -861,10 +896,15 @@ var mcpText []byte
 
 var mcpSchema = decodeSchema(mcpText)
 
-// fitsMCP returns an error unless MCP allows a value under a key of $defs in mcpSchema.
-func fitsMCP(key string, value json.RawMessage) *argumentError {
-	c := argumentCheck{root: mcpSchema, left: 16*len(value) + 1<<16, isMCP: true}
-	return c.value(c.root.Defs[key], value)
+// fitsMCP reports whether MCP allows a value under a key of $defs in mcpSchema.
+func fitsMCP(key string, value json.RawMessage) bool {
+	return fits(mcpSchema, mcpSchema.Defs[key], value)
+}
+
+// fits reports whether a schema accepts a value. root contains the schemas that it refers to.
+func fits(root, s *schema, value json.RawMessage) bool {
+	c := argumentCheck{root: root, left: 16*len(value) + 1<<16}
+	return c.value(s, &value) == nil
 }
 
 // cleanDefinition returns a definition in the list under key without the values that MCP forbids, for
@@ -872,39 +912,15 @@ func fitsMCP(key string, value json.RawMessage) *argumentError {
 // definition is of no use then.
 func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, problem string) {
 	if members(item).object("execution").text("taskSupport") == "required" {
-		return nil, "is left out, because usher has no tasks"
+		return nil, "is left out: usher has no tasks"
 	}
-	for range 100 { // values that it may lose
-		wrong := fitsMCP(key, item)
-		if wrong == nil {
-			return completeSchema(members(item).without("execution").encode(), ""), problem
-		}
-		problem += "; without " + strings.TrimPrefix(wrong.Error(), "parameter ")
-		path := wrong.keys
-		if wrong.missing {
-			path = path[1:]
-		}
-		if len(path) == 0 {
-			break
-		}
-		slices.Reverse(path)
-		item = withoutPath(item, path)
+	c := argumentCheck{root: mcpSchema, left: 16*len(item) + 1<<16, repairs: true}
+	wrong := c.value(c.root.Defs[key], &item)
+	if wrong != nil {
+		c.drop(wrong)
+		return nil, "is left out" + c.lost
 	}
-	return nil, "is left out" + problem
-}
-
-// withoutPath returns a value without what it has at a path.
-func withoutPath(value json.RawMessage, path []string) json.RawMessage {
-	if len(path) == 0 {
-		return nil
-	}
-	if list := items(value); list != nil {
-		i, _ := strconv.Atoi(path[0])
-		list[i] = withoutPath(list[i], path[1:])
-		return marshal(slices.DeleteFunc(list, func(item json.RawMessage) bool { return item == nil }))
-	}
-	fields := members(value)
-	return fields.set(path[0], withoutPath(fields.get(path[0]), path[1:])).encode()
+	return completeSchema(members(item).without("execution").encode(), ""), c.lost
 }
 
 // completeSchema returns a JSON Schema that means the same, in which each schema of a property is an

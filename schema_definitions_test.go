@@ -54,7 +54,7 @@ var optionalMembers = map[string]map[string]string{
 		"icons":                    `[]`,
 		"_meta":                    `{}`,
 		"mimeType":                 `"text/plain"`,
-		"size":                     `0 9007199254740993 3.0`,
+		"size":                     `0 9007199254740993`,
 		"annotations":              `{}`,
 		"annotations/audience":     `[] ["user","assistant"]`,
 		"annotations/priority":     `0 0.5 1`,
@@ -232,14 +232,14 @@ func TestPagesEnd(t *testing.T) {
 // A definition that is of no use without what MCP forbids is left out, and the others stay.
 func TestUnusableDefinitionsAreLeftOut(t *testing.T) {
 	for _, tt := range []struct{ key, definition, problem string }{
-		{"tools", `{"inputSchema":{"type":"object"}}`, `; without "name" is required`},
+		{"tools", `{"inputSchema":{"type":"object"}}`, `"name" is required`},
 		{"tools", `{"name":"x"}`, `"inputSchema" is required`},
 		{"tools", `{"name":"x","inputSchema":{"type":"array"}}`, `"inputSchema.type": want one of "object"`},
 		{"tools", `{"name":"x","inputSchema":{"properties":{}},"title":1}`, `"inputSchema.type" is required`},
 		{"tools", `{"name":"x","inputSchema":{"type":"object"},"execution":{"taskSupport":"required"}}`,
 			"usher has no tasks"},
 		{"tools", "null", "want object"},
-		{"prompts", `{"name":null}`, `"name" is required`},
+		{"prompts", `{"name":null}`, `"name": want string`},
 		{"resources", `{"name":"x"}`, `"uri" is required`},
 		{"resources", `{"name":"x","uri":"a/b"}`, `"uri": want string with a scheme`},
 		{"resources", `{"uri":"x:y"}`, `"name" is required`},

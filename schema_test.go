@@ -210,7 +210,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 	// Beside "s" and "gone", each is accepted unchanged (""), left out ("-"), or wrong.
 	for given, want := range map[string]string{
 		`"i":3,"n":1.5,"b":true,"a":[],"o":{},"any":[],"two":null,"more":null`: "",
-		`"i":3.0,"n":3,"list":[1,2]`:                              "",
+		`"i":3,"n":3.0,"list":[1,2]`:                              "",
 		`"n":12345678901234567890123,"i":12345678901234567890123`: "",
 		`"kind":"é","level":1.0`:                                  "",
 		`"either":{"rows":1,"more":[null]},"one":1`:               "",
@@ -253,6 +253,27 @@ func TestArgumentsAreChecked(t *testing.T) {
 			must(t, err)
 			check(t, "arguments", string(got), sent)
 		})
+	}
+	// An integer reaches the method as one, however it was written.
+	for given, want := range map[string]string{
+		`"i":3.0,"n":3.0`:                           `"i":3,"n":3.0`,
+		`"i":3e0,"any":3e0`:                         `"i":3,"any":3e0`,
+		`"i":1e3`:                                   `"i":1000`,
+		`"i":-12.50e1`:                              `"i":-125`,
+		`"list":[1,2.0,30e-1]`:                      `"list":[1,2,3]`,
+		`"either":{"rows":2.0,"more":[1.0]}`:        `"either":{"rows":2,"more":[1.0]}`,
+		`"either":4.0`:                              `"either":4`,
+		`"counts":{"a":1.0}`:                        `"counts":{"a":1}`,
+		`"i":1e400`:                                 "want integer, got number",
+		`"i":` + strings.Repeat("7", 401):           "want integer, got number",
+		`"i":3.0,"more":null,"kind":null,"at":null`: `"i":3,"more":null`,
+	} {
+		got, err := m.checkArguments(json.RawMessage(`{"s":"","gone":1,` + given + `}`))
+		if err != nil {
+			checkContains(t, given, err.Error(), want)
+		} else {
+			check(t, given, string(got), `{"s":"","gone":1,`+want+`}`)
+		}
 	}
 	for sent, want := range map[string]string{
 		``:                    `parameter "s" is required: string`,

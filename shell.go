@@ -197,7 +197,7 @@ func shellResult(output []byte, err error) object {
 		return bytesResult(marshal(output))
 	case text == "":
 		return toolResult(nil)
-	case json.Valid(value) && (members(value) != nil || fitsMCP("contents", value) == nil):
+	case json.Valid(value) && (members(value) != nil || fitsMCP("contents", value)):
 		return toolResult(value)
 	}
 	return toolResult(quote(text))

@@ -517,27 +517,23 @@ func fieldValue(root, s *schema, values []json.RawMessage) json.RawMessage {
 			parsed[i] = oneLine([]byte(strings.TrimSpace(text)))
 		}
 	}
-	fits := func(value json.RawMessage) bool {
-		check := argumentCheck{root: root, left: 16*len(value) + 1<<16}
-		return check.value(s, value) == nil
-	}
 	last := parsed[len(parsed)-1]
 	switch {
 	case len(values) > 1:
-	case fits(values[0]):
+	case fits(root, s, values[0]):
 		return values[0]
-	case fits(last):
+	case fits(root, s, last):
 		return last
 	}
 	for _, list := range [][]json.RawMessage{values, parsed} {
-		if value := marshal(list); fits(value) {
+		if value := marshal(list); fits(root, s, value) {
 			return value
 		}
 	}
 	switch {
 	case len(values) == 1 && string(last) == `""`:
 		return nil
-	case len(values) == 1 || jsonType(last) == "boolean" && fits(last):
+	case len(values) == 1 || jsonType(last) == "boolean" && fits(root, s, last):
 		return last
 	}
 	return marshal(parsed)
