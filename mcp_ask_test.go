@@ -44,6 +44,66 @@ func checkLacks(t *testing.T, what string, a answer, want string) {
 
 // ---- Late answers and questions
 
+// askKind is a kind of request that a client can be asked. In Params and Answer, WORD is replaced by the
+// word of a test.
+type askKind struct{ Name, Method, Params, Answer string }
+
+// askKinds are the requests that a client can be asked.
+var askKinds = []askKind{
+	{
+		Name:   "sampling",
+		Method: "sampling/createMessage",
+		Params: `{"messages":[{"role":"user","content":{"type":"text","text":"WORD"}}],"maxTokens":9}`,
+		Answer: `{"role":"assistant","content":{"type":"text","text":"WORD"},"model":"m"}`,
+	},
+	{
+		Name:   "form",
+		Method: "elicitation/create",
+		Params: `{"message":"WORD","requestedSchema":{"type":"object","properties":{}}}`,
+		Answer: `{"action":"accept","content":{"word":"WORD"}}`,
+	},
+	{
+		Name:   "url",
+		Method: "elicitation/create",
+		Params: `{"mode":"url","message":"WORD","url":"https://example.com/WORD","elicitationId":"WORD"}`,
+		Answer: `{"action":"accept","_meta":{"word":"WORD"}}`,
+	},
+	{
+		Name:   "roots",
+		Method: "roots/list",
+		Params: `{}`,
+		Answer: `{"roots":[{"uri":"file:///WORD"}]}`,
+	},
+}
+
+// askFor returns a request of a kind that contains a word.
+func askFor(kind, word string) fakeWish {
+	for _, k := range askKinds {
+		if k.Name == kind {
+			return fakeWish{
+				Method: k.Method,
+				Params: json.RawMessage(strings.ReplaceAll(k.Params, "WORD", word)),
+			}
+		}
+	}
+	panic(kind)
+}
+
+// askAllCaps are the capabilities of a client that can be asked everything.
+const askAllCaps = `{"roots":{},"sampling":{"tools":{}},"elicitation":{"form":{},"url":{}}}`
+
+// askAnswer returns a client's way to answer: each answer contains a word.
+func askAnswer(word string) func(string, json.RawMessage) json.RawMessage {
+	return func(method string, params json.RawMessage) json.RawMessage {
+		for _, k := range askKinds {
+			if k.Method == method && (k.Name == "url") == (stringField(params, "mode") == "url") {
+				return json.RawMessage(strings.ReplaceAll(k.Answer, "WORD", word))
+			}
+		}
+		return nil
+	}
+}
+
 // askForms returns arguments of the tool ask that ask for a form with each word; the first
 // word is the mark.
 func askForms(words ...string) fakeAsk {

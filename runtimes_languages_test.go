@@ -150,6 +150,26 @@ func TestModuleAsks(t *testing.T) {
 	}
 }
 
+// replyError refuses a request of a module; err is JSON.
+func replyError(p *modulePeer, ask, err string) {
+	p.Send(`{"jsonrpc":"2.0","id":` + ask + `,"error":` + err + `}`)
+}
+
+// checkCancelled checks which cancelled calls have been answered. Their cancellation must have been
+// confirmed.
+func checkCancelled(p *modulePeer, want ...string) {
+	p.T.Helper()
+	answered := []string{}
+	for id, ok := range p.Cancelled {
+		if ok {
+			answered = append(answered, id)
+			check(p.T, "the cancellation of "+id+" is confirmed", p.Confirmed[id], true)
+		}
+	}
+	slices.Sort(answered)
+	check(p.T, "answers to cancelled calls", answered, want)
+}
+
 // testAsks asks by the method ask+kind, and replies with results and errors.
 func testAsks(p *modulePeer, kind, refused string) {
 	p.T.Helper()
@@ -167,7 +187,7 @@ func testAsks(p *modulePeer, kind, refused string) {
 		p.WantAnswer(row.id, `{"é<":1}`)
 	}
 	p.SendCall("1", "ask"+kind, `{"item":{"ask":"m"}}`)
-	p.ReplyError(p.NextAsk("1", "m", ""),
+	replyError(p, p.NextAsk("1", "m", ""),
 		`{"code":-32601,"message":"no <way>","data":{"n":[1]}}`)
 	p.WantAnswer("1", `"no <way>"`)
 	for _, params := range []string{`[1]`, `"text"`, `1`, `true`, refused} {
@@ -182,7 +202,7 @@ func testAsks(p *modulePeer, kind, refused string) {
 func testAsksInTurn(p *modulePeer, kind string) {
 	p.T.Helper()
 	p.SendCall("1", "careful"+kind, `{"item":{"ask":"m"}}`)
-	p.ReplyError(p.NextAsk("1", "m", ""), `{"code":1,"message":"not now"}`)
+	replyError(p, p.NextAsk("1", "m", ""), `{"code":1,"message":"not now"}`)
 	p.Reply(p.NextAsk("1", "again", ""), `{"text":"yes"}`)
 	p.WantAnswer("1", "not now, then yes")
 

@@ -75,7 +75,7 @@ func TestNodeConfirmsCancellation(t *testing.T) {
 	}
 	check(t, "another call", p.Call("sleep", `{"ms":100}`), shownText("slept"))
 	check(t, "how it ended", p.Call("howEnded", `{}`), shownText("returned"))
-	p.CheckCancelled("1", "2")
+	checkCancelled(p, "1", "2")
 	p.SendCall("8", "sleep", `{"ms":600000}`) // does not keep the process
 	check(t, "output after the end", p.End(), "")
 }

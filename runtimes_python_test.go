@@ -184,7 +184,7 @@ func TestPythonConfirmsCancellation(t *testing.T) {
 			strings.Contains(got, `closed\",\"closed async`)
 	})
 	check(t, "another call", p.Call("sleep", `{"seconds":0.6}`), shownText("slept"))
-	p.CheckCancelled(`"s"`, "0", "1", "2", "8")
+	checkCancelled(p, `"s"`, "0", "1", "2", "8")
 	// Calls under way don't keep the process.
 	p.SendCall("9", "wait", "{}")
 	p.SendCall("10", "sleep", `{"seconds":600}`)

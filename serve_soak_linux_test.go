@@ -119,7 +119,7 @@ func (s *soak) round(t *testing.T, label string) {
 	check(t, "a call without a session",
 		newClient(t, s.URL).Modern("tools/call", `{"name":"fake_x"}`).Failure(), "")
 	old := connectSSE(t, s.URL)
-	old.Ask("tools/call", `{"name":"fake_x"}`)
+	askSSE(old, "tools/call", `{"name":"fake_x"}`)
 	old.HangUp()
 	for body, status := range map[string]int{soakContact: 200, `{"email":`: 400} {
 		a := s.deliver(t, label+"/handleContact", body, shown)

@@ -22,7 +22,6 @@ type (
 )
 
 const (
-	askAllCaps   = mcptest.AskAllCaps
 	bothKinds    = "application/json, text/event-stream"
 	changedTools = "notifications/tools/list_changed"
 	initialize   = mcptest.Initialize
@@ -33,9 +32,6 @@ const (
 )
 
 var (
-	askAnswer       = mcptest.AskAnswer
-	askFor          = mcptest.AskFor
-	askKinds        = mcptest.AskKinds
 	askModern       = mcptest.AskModern
 	askOverPOST     = mcptest.AskOverPOST
 	askOverSSE      = mcptest.AskOverSSE

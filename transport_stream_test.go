@@ -140,7 +140,7 @@ func TestListenersStayInTheirScope(t *testing.T) {
 	writeShared(t, p.dir+"/other", "o", "good tools=touch res=o")
 	c := newClient(t, p.URL)
 	await(t, "both modules", func() bool {
-		return len(strings.Fields(c.Sees())) == 7
+		return len(strings.Fields(c.Modern("tools/list", "").ToolNames())) == 7
 	})
 	code := p.code("/proj")
 	scoped := inHeader(code)

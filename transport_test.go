@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"usher/internal/mcptest"
 )
 
 // A panic is an error to its client, one entry in the log, and nothing to anyone else. A
@@ -376,6 +378,21 @@ func TestBatchesAreRefused(t *testing.T) {
 	})
 }
 
+// askSSE makes a request whose answer comes on the stream, maybe after others.
+func askSSE(c *mcptest.SSEClient, method, params string) json.RawMessage {
+	c.T.Helper()
+	text := c.Message(method, params)
+	if a := c.Post(text); a.Status != 202 || a.Body != "" {
+		c.T.Fatalf("%s: %d %s", method, a.Status, a.Body)
+	}
+	for {
+		msg := wantEvent(c.T, c.Events).Msg()
+		if string(field(msg, "id")) == string(field(text, "id")) {
+			return msg
+		}
+	}
+}
+
 // An HTTP+SSE call is cancelled by its own session's message, and by hanging up, which ends
 // the session.
 func TestSSESessionEndsWithItsStream(t *testing.T) {
@@ -395,7 +412,7 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 	c.Post(rpcAs(`"s"`, "ping", "{}"))
 	wantEvent(t, c.Events, `"id":"s"`, "is already in use")
 	other.Cancel(`"s"`)
-	other.Ask("ping", "")
+	askSSE(other, "ping", "")
 	check(t, "calls that another session cancelled", cancelled(), 0)
 	c.Cancel(`"s"`)
 	await(t, "the module to hear of it", func() bool { return cancelled() == 1 })
@@ -408,7 +425,7 @@ func TestSSESessionEndsWithItsStream(t *testing.T) {
 		return c.Post(rpcText("ping", "{}")).Status == 404
 	})
 	wantStatus(t, "a GET of an ended session", c.Do(c.GetRequest()), 404)
-	checkContains(t, "the other session", other.Ask("ping", ""), `"result"`)
+	checkContains(t, "the other session", askSSE(other, "ping", ""), `"result"`)
 }
 
 // A call of a session continues when its stream breaks, and its answer is lost.

@@ -6,69 +6,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 )
-
-// AskKind is a kind of request that a client can be asked. In Params and Answer, WORD is replaced by the
-// word of a test.
-type AskKind struct{ Name, Method, Params, Answer string }
-
-// AskKinds are the requests that a client can be asked.
-var AskKinds = []AskKind{
-	{
-		Name:   "sampling",
-		Method: "sampling/createMessage",
-		Params: `{"messages":[{"role":"user","content":{"type":"text","text":"WORD"}}],"maxTokens":9}`,
-		Answer: `{"role":"assistant","content":{"type":"text","text":"WORD"},"model":"m"}`,
-	},
-	{
-		Name:   "form",
-		Method: "elicitation/create",
-		Params: `{"message":"WORD","requestedSchema":{"type":"object","properties":{}}}`,
-		Answer: `{"action":"accept","content":{"word":"WORD"}}`,
-	},
-	{
-		Name:   "url",
-		Method: "elicitation/create",
-		Params: `{"mode":"url","message":"WORD","url":"https://example.com/WORD","elicitationId":"WORD"}`,
-		Answer: `{"action":"accept","_meta":{"word":"WORD"}}`,
-	},
-	{
-		Name:   "roots",
-		Method: "roots/list",
-		Params: `{}`,
-		Answer: `{"roots":[{"uri":"file:///WORD"}]}`,
-	},
-}
-
-// AskFor returns a request of a kind that contains a word.
-func AskFor(kind, word string) FakeWish {
-	for _, k := range AskKinds {
-		if k.Name == kind {
-			return FakeWish{k.Method, json.RawMessage(strings.ReplaceAll(k.Params, "WORD", word))}
-		}
-	}
-	panic(kind)
-}
-
-// AskAllCaps are the capabilities of a client that can be asked everything.
-const AskAllCaps = `{"roots":{},"sampling":{"tools":{}},"elicitation":{"form":{},"url":{}}}`
-
-// AskAnswer returns a client's way to answer: each answer contains a word.
-func AskAnswer(word string) func(string, json.RawMessage) json.RawMessage {
-	return func(method string, params json.RawMessage) json.RawMessage {
-		for _, k := range AskKinds {
-			if k.Method == method && (k.Name == "url") == (StringField(params, "mode") == "url") {
-				return json.RawMessage(strings.ReplaceAll(k.Answer, "WORD", word))
-			}
-		}
-		return nil
-	}
-}
 
 // CallParams returns the params of a tools/call.
 func CallParams(tool string, arguments any) json.RawMessage {
@@ -112,7 +54,7 @@ type AskClient struct {
 func newAskClient(t *testing.T, url, code string) *AskClient {
 	c := &AskClient{
 		T:      t,
-		Answer: AskAnswer("none"),
+		Answer: func(string, json.RawMessage) json.RawMessage { return json.RawMessage(`{"action":"accept"}`) },
 		Asked:  make(chan json.RawMessage, 2000),
 		Heard:  make(chan json.RawMessage, 2000),
 		Name:   "test",

@@ -285,29 +285,17 @@ func (c *Client) End() {
 }
 
 // Tools returns the names of the tools that there are.
-func (c *Client) Tools() []string {
-	a := c.Ask("tools/list", "")
-	if a.Result() == nil {
-		stop(c.T, "tools/list: %d %s", a.Status, a.Body)
-	}
-	return strings.Fields(a.ToolNames())
-}
+func (c *Client) Tools() []string { return strings.Fields(ListTools(c)) }
 
 // AwaitTools waits until the client sees these tools.
 func (c *Client) AwaitTools(want ...string) {
-	Await(c.T, fmt.Sprintf("the tools %v", want), func() bool {
-		return strings.Join(c.Tools(), " ") == strings.Join(want, " ")
-	})
+	list := strings.Join(want, " ")
+	Await(c.T, "the tools "+list, func() bool { return ListTools(c) == list })
 }
 
-// ListTools returns the tools that a request of the session sees which present changes, or its status.
+// ListTools returns the tools that a request which present changes sees, or its status.
 func ListTools(c *Client, present ...Presenter) string {
 	return c.Do(presented(c.Asking("tools/list", ""), present)).ToolNames()
-}
-
-// Sees is ListTools for a client without a session.
-func (c *Client) Sees(present ...Presenter) string {
-	return c.Modern("tools/list", "", present...).ToolNames()
 }
 
 // ModernMeta is the _meta of each request of 2026-07-28.
@@ -514,18 +502,4 @@ func (c *Client) openSSE(present ...Presenter) *SSEClient {
 	Must(c.T, err)
 	c.URL = where.String()
 	return &SSEClient{c, events, hangUp}
-}
-
-// Ask makes a request whose answer comes on the stream, maybe after others.
-func (c *SSEClient) Ask(method, params string) json.RawMessage {
-	text := c.Message(method, params)
-	if a := c.Post(text); a.Status != 202 || a.Body != "" {
-		stop(c.T, "%s: %d %s", method, a.Status, a.Body)
-	}
-	for {
-		msg := WantEvent(c.T, c.Events).Msg()
-		if string(Field(msg, "id")) == string(Field(text, "id")) {
-			return msg
-		}
-	}
 }

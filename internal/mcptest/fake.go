@@ -509,8 +509,8 @@ func (f *fake) request(call json.RawMessage, method string, params json.RawMessa
 
 // askForm answers a request with what the client answers to a form.
 func (f *fake) askForm(msg message) {
-	wish := AskFor("form", msg.Method)
-	said := encode((<-f.request(msg.ID, wish.Method, wish.Params)).outcome())
+	params := fmt.Sprintf(`{"message":"%s","requestedSchema":{"type":"object","properties":{}}}`, msg.Method)
+	said := encode((<-f.request(msg.ID, "elicitation/create", json.RawMessage(params))).outcome())
 	form := `{"messages":[{"content":{"text":%s,"type":"text"},"role":"user"}]}`
 	if msg.Method == "resources/read" {
 		form = `{"contents":[{"text":%s,"uri":` + string(encode(msg.params().URI)) + `}]}`

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -16,16 +15,16 @@ type Peer struct {
 	T         *testing.T
 	Stderr    bytes.Buffer
 	Cancelled map[string]bool // ids of cancelled calls: whether they have been answered
+	Confirmed map[string]bool // ids of calls whose cancellation the module has confirmed
 
 	// Check returns the arguments that the daemon would send, or how it would refuse them. Show returns
 	// what the daemon makes of a result. Without them, both are as they are.
 	Check func(tool string, arguments json.RawMessage) (json.RawMessage, error)
 	Show  func(result json.RawMessage) json.RawMessage
 
-	cmd       *exec.Cmd
-	in        io.WriteCloser
-	out       *bufio.Scanner
-	confirmed map[string]bool // ids of calls whose cancellation the module has confirmed
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Scanner
 }
 
 // StartPeer starts a module.
@@ -36,7 +35,7 @@ func StartPeer(t *testing.T, cmd *exec.Cmd) *Peer {
 		Check:     func(_ string, sent json.RawMessage) (json.RawMessage, error) { return sent, nil },
 		Show:      func(result json.RawMessage) json.RawMessage { return result },
 		cmd:       cmd,
-		confirmed: make(map[string]bool),
+		Confirmed: make(map[string]bool),
 	}
 	p.cmd.Stderr = &p.Stderr
 	var err error
@@ -67,24 +66,6 @@ func (p *Peer) CancelCall(id string) {
 	p.Send(cancellation(id))
 }
 
-// CheckCancelled checks which cancelled calls have been answered. Their cancellation must have been
-// confirmed.
-func (p *Peer) CheckCancelled(want ...string) {
-	answered := []string{}
-	for id, ok := range p.Cancelled {
-		if ok {
-			answered = append(answered, id)
-		}
-		if ok && !p.confirmed[id] {
-			report(p.T, "the cancellation of %s is not confirmed", id)
-		}
-	}
-	slices.Sort(answered)
-	if !slices.Equal(answered, want) {
-		report(p.T, "answers to cancelled calls: %v, want %v", answered, want)
-	}
-}
-
 // Next returns the next line that the module writes, except confirmations of cancelled calls and reports
 // of parts.
 func (p *Peer) Next() string {
@@ -95,7 +76,7 @@ func (p *Peer) Next() string {
 		line := p.out.Text()
 		switch StringField(line, "method") {
 		case "usher/cancelled":
-			p.confirmed[string(Field(line, "params", "requestId"))] = true
+			p.Confirmed[string(Field(line, "params", "requestId"))] = true
 		case "usher/parts":
 		default:
 			return line
@@ -191,11 +172,6 @@ func (p *Peer) NextAsk(call, method, params string) string {
 // Reply answers a request of the module; result is JSON.
 func (p *Peer) Reply(ask, result string) {
 	p.Send(`{"jsonrpc":"2.0","id":` + ask + `,"result":` + result + `}`)
-}
-
-// ReplyError refuses a request of the module; err is JSON.
-func (p *Peer) ReplyError(ask, err string) {
-	p.Send(`{"jsonrpc":"2.0","id":` + ask + `,"error":` + err + `}`)
 }
 
 // Canonical returns JSON with its keys sorted, its numbers unchanged and no white space. It returns
