@@ -179,9 +179,7 @@ func (c *AskClient) reply(id, answer json.RawMessage) {
 // takeAll takes the messages of a stream, to its end.
 func (c *AskClient) takeAll(events <-chan Event) {
 	for e := range events {
-		if e.Data != "" {
-			c.take(e.Msg())
-		}
+		c.take(e.Msg())
 	}
 }
 

@@ -153,9 +153,9 @@ func (a Answer) ToolNames() string {
 	if a.Status != 200 {
 		return fmt.Sprint(a.Status)
 	}
-	var list struct{ Tools []struct{ Name string } }
+	var list struct{ Tools []fakeTool }
 	json.Unmarshal(a.Result(), &list)
-	names := []string{}
+	var names []string
 	for _, tool := range list.Tools {
 		names = append(names, tool.Name)
 	}
@@ -224,11 +224,7 @@ func (c *Client) try(req *http.Request) (Answer, error) {
 // readMessages reads the messages of an answer, which is one or a stream of them.
 func readMessages(res *http.Response, body io.Reader, take func(Event)) error {
 	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-		return readEvents(body, func(e Event) {
-			if e.Data != "" {
-				take(e)
-			}
-		})
+		return readEvents(body, take)
 	}
 	text, err := io.ReadAll(body)
 	text = bytes.TrimSpace(text)
@@ -362,40 +358,28 @@ func SetHeaders(req *http.Request, lines string) {
 	}
 }
 
-// Event is one event of a stream, or a comment.
+// Event is one event of a stream.
 type Event struct{ ID, Name, Data string }
 
 // Msg returns the message of an event.
 func (e Event) Msg() json.RawMessage { return json.RawMessage(e.Data) }
 
-// readEvents reads a stream to its end.
+// readEvents reads the events of a stream that have a message, to its end.
 func readEvents(stream io.Reader, take func(Event)) error {
-	lines := bufio.NewReader(stream)
 	var e Event
-	for {
-		line, err := lines.ReadString('\n')
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
-		value = strings.TrimPrefix(value, " ")
-		switch {
-		case line == "\n":
-			if e != (Event{}) {
-				take(e)
-			}
+	fields := map[string]*string{"id": &e.ID, "event": &e.Name, "data": &e.Data}
+	lines := bufio.NewScanner(stream)
+	lines.Buffer(nil, 128<<20)
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), ":")
+		if field := fields[name]; field != nil {
+			*field = strings.TrimPrefix(value, " ")
+		} else if lines.Text() == "" && e.Data != "" {
+			take(e)
 			e = Event{}
-		case key == "id":
-			e.ID = value
-		case key == "event":
-			e.Name = value
-		case key == "data":
-			e.Data = value
 		}
 	}
+	return lines.Err()
 }
 
 // OpenStream opens a stream. Its events arrive on the channel, which is closed at its end.
@@ -414,33 +398,25 @@ func OpenStream(t *testing.T, req *http.Request) (res *http.Response, events <-c
 	return res, out, cancel
 }
 
-// nextEvent returns the next event with a message, or false at the end.
-func nextEvent(t *testing.T, events <-chan Event) (Event, bool) {
-	deadline := time.After(Patience)
-	for {
-		select {
-		case e, ok := <-events:
-			if !ok || e.Data != "" {
-				return e, ok
-			}
-		case <-deadline:
-			stop(t, "gave up waiting for a message on a stream")
-		}
+// nextEvent returns the next event, or false at the end.
+func nextEvent(t *testing.T, events <-chan Event) (e Event, ok bool) {
+	select {
+	case e, ok = <-events:
+	case <-time.After(Patience):
+		stop(t, "gave up waiting for a message on a stream")
 	}
+	return e, ok
 }
 
-// RemainingEvents returns the events with a message until the stream's end.
+// RemainingEvents returns the events until the stream's end.
 func RemainingEvents(t *testing.T, events <-chan Event) (list []Event) {
-	for {
-		e, ok := nextEvent(t, events)
-		if !ok {
-			return list
-		}
+	for e, ok := nextEvent(t, events); ok; e, ok = nextEvent(t, events) {
 		list = append(list, e)
 	}
+	return list
 }
 
-// WantEvent returns the next event with a message, which must contain these texts.
+// WantEvent returns the next event, which must contain these texts.
 func WantEvent(t *testing.T, events <-chan Event, want ...string) Event {
 	e, ok := nextEvent(t, events)
 	if !ok {
@@ -463,7 +439,7 @@ func Hear(t *testing.T, events <-chan Event, method string) json.RawMessage {
 	}
 }
 
-// get opens a stream, whose answer must be one.
+// open opens a stream, whose answer must be one.
 func (c *Client) open(req *http.Request) (*http.Response, <-chan Event, func()) {
 	res, events, hangUp := OpenStream(c.T, req)
 	if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
