@@ -45,14 +45,12 @@ type bubble struct {
 
 // inBubble runs a test in a bubble, beside other tests. At its end no goroutine may be left.
 func inBubble(t *testing.T, test func(*testing.T, *bubble)) {
-	t.Helper()
 	t.Parallel()
 	inBubbleWith(t, 1<<20, test)
 }
 
 // inBubbleWith runs a test alone in a bubble, whose server may open so many files.
 func inBubbleWith(t *testing.T, files int, test func(*testing.T, *bubble)) {
-	t.Helper()
 	base := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{base: base, tools: make(map[string]string), files: files}
@@ -67,7 +65,6 @@ func runInBubble(t *testing.T, name string, test func(*testing.T, *bubble)) {
 }
 
 func (b *bubble) start(t *testing.T) {
-	t.Helper()
 	claims := openClaims(b.base + "/.data")
 	log := quiet
 	b.m = module(t, "/w/m.usher:m ask need stay wait")
@@ -171,8 +168,7 @@ func (b *bubble) play(w *Worker, line []byte) {
 		arguments := msg.Params.object("arguments")
 		n, _ := strconv.Atoi(string(arguments.get("seconds")))
 		time.AfterFunc(time.Duration(n)*time.Second, func() {
-			text := "waited" + arguments.text("echo")
-			w.handle(&Message{ID: id, Result: textResult(text)})
+			w.handle(&Message{ID: id, Result: textResult("waited" + arguments.text("echo"))})
 		})
 	case msg.Method == "tools/call" && b.native:
 		const result = `{"resultType":"input_required","requestState":"s","inputRequests":` +
@@ -182,44 +178,49 @@ func (b *bubble) play(w *Worker, line []byte) {
 		b.tools[string(id)] = name
 		const params = `{"message":"well?","requestedSchema":{"type":"object","properties":{}},` +
 			`"_meta":{%q:%s}}`
-		w.handle(&Message{
-			ID:     json.RawMessage(`"of ` + string(id) + `"`),
-			Method: "elicitation/create",
-			Params: objectOf(fmt.Sprintf(params, metaCall, id)),
-		})
+		ask(w, `"of `+string(id)+`"`, fmt.Sprintf(params, metaCall, id))
 	case msg.Method == "": // an answer
 		call := strings.Trim(strings.TrimPrefix(string(id), `"of `), `"`)
-		switch tool := b.tools[call]; {
-		case tool == "need" && msg.Err != nil:
-			w.handle(&Message{
-				ID:  json.RawMessage(call),
-				Err: rpcErrorf(-32050, "without it: %s", msg.Err.Message),
-			})
-		case tool != "stay":
-			w.handle(&Message{
-				ID:     json.RawMessage(call),
-				Result: textResult(fakeAnswer(msg)),
-			})
+		back := &Message{ID: json.RawMessage(call)}
+		if b.tools[call] == "need" && msg.Err != nil {
+			back.Err = rpcErrorf(-32050, "without it: %s", msg.Err.Message)
+		} else {
+			back.Result = textResult(fakeAnswer(msg))
+		}
+		if b.tools[call] != "stay" {
+			w.handle(back)
 		}
 	}
 }
 
-// asks has m ask the client in no call that it names.
-func (b *bubble) asks(word string) {
-	params := json.RawMessage(`{"message":"` + word + `"}`)
-	b.process.handle(&Message{
-		ID:     quote(word),
+// ask has a process ask its client; id and params are JSON.
+func ask(w *Worker, id, params string) {
+	w.handle(&Message{
+		ID:     json.RawMessage(id),
 		Method: "elicitation/create",
-		Params: members(params),
+		Params: objectOf(params),
 	})
 }
 
+// asks has m ask the client in no call that it names.
+func (b *bubble) asks(word string) { ask(b.process, `"`+word+`"`, `{"message":"`+word+`"}`) }
+
 // progress has m report progress of its first call.
 func (b *bubble) progress(text string) {
-	var token json.RawMessage
-	b.process.update(func() { token = json.RawMessage(sortedKeys(b.process.calls)[0]) })
-	params := object{{"progressToken", token}, {"message", quote(text)}}.encode()
-	b.process.handle(&Message{Method: "notifications/progress", Params: members(params)})
+	var token string
+	b.process.update(func() { token = sortedKeys(b.process.calls)[0] })
+	params := `{"progressToken":` + token + `,"message":"` + text + `"}`
+	b.process.handle(&Message{Method: "notifications/progress", Params: objectOf(params)})
+}
+
+func textResult(s string) object { return objectOf(`{"content":[` + block(s) + `]}`) }
+
+// fakeAnswer returns an answer as JSON.
+func fakeAnswer(msg *Message) string {
+	if msg.Err != nil {
+		return fmt.Sprintf(`{"code":%d,"refused":%s}`, msg.Err.Code, quote(msg.Err.Message))
+	}
+	return string(msg.Result.encode())
 }
 
 // hears returns what m was sent since the last time, a line for each message: its method, or what
@@ -242,18 +243,13 @@ func (b *bubble) hears() string {
 
 // open begins a session of a version, whose client can be asked.
 func (b *bubble) open(version string) *testClient {
-	b.T.Helper()
 	c := clientOver(b.T, b.URL, b.HTTP)
-	a := c.Begin(initializeWith(version, askAllCaps))
-	if c.Session == "" {
-		b.T.Fatalf("initialize: %d %s", a.Status, a.Body)
-	}
+	wantStatus(b.T, "initialize", c.Begin(initializeWith(version, askAllCaps)), 200)
 	return c
 }
 
 // openScoped begins a session that presents a code from then on.
 func (b *bubble) openScoped(code string) *testClient {
-	b.T.Helper()
 	c := b.open(protocols[0])
 	c.Header.Set(claimHeader, code)
 	c.Ask("ping", "")
@@ -262,7 +258,6 @@ func (b *bubble) openScoped(code string) *testClient {
 
 // openSSE begins an HTTP+SSE session with a code, whose client can be asked.
 func (b *bubble) openSSE(code string) (*testClient, *exchange) {
-	b.T.Helper()
 	c := clientOver(b.T, b.URL, b.HTTP)
 	c.Header.Set(claimHeader, code)
 	x := b.begin(c.GetRequest())

@@ -41,12 +41,10 @@ type daemonOptions struct {
 // startDaemon runs usher serve in this process, and waits until it listens. It ends
 // with the test.
 func startDaemon(t *testing.T, dir string, flags ...string) *testDaemon {
-	t.Helper()
 	return daemonOptions{}.start(t, dir, flags...)
 }
 
 func (o daemonOptions) start(t *testing.T, dir string, flags ...string) *testDaemon {
-	t.Helper()
 	d := o.launch(t, dir, flags...)
 	d.Log.await(t, "the daemon's address", d.done, func(text string) bool {
 		if url := listening.FindStringSubmatch(text); url != nil {
@@ -55,14 +53,13 @@ func (o daemonOptions) start(t *testing.T, dir string, flags ...string) *testDae
 		return d.URL != ""
 	})
 	if d.URL == "" {
-		t.Fatalf("the daemon ended with status %d: %s", d.wait(t), d.Log)
+		stopTest(t, "the daemon ended with status %d: %s", d.wait(t), d.Log)
 	}
 	return d
 }
 
 // startReady is start, and waits until the daemon has looked at its modules.
 func (o daemonOptions) startReady(t *testing.T, dir string, flags ...string) *testDaemon {
-	t.Helper()
 	d := o.start(t, dir, flags...)
 	d.awaitReady(t)
 	return d
@@ -70,7 +67,6 @@ func (o daemonOptions) startReady(t *testing.T, dir string, flags ...string) *te
 
 // startTools is startReady for a workspace with a module, m, that has these tools.
 func (o daemonOptions) startTools(t *testing.T, flags string, tools ...string) *testDaemon {
-	t.Helper()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", tools...)
 	return o.startReady(t, dir, strings.Fields(flags)...)
@@ -82,7 +78,6 @@ var listening = regexp.MustCompile(`listening.*url[=":]+([^"\s]+)`)
 // startFakes runs a daemon with fakes, each written "NAME: TRAITS", and waits until it has
 // looked at them. One may have the trait shared, written first: see writeShared.
 func startFakes(t *testing.T, fakes ...string) *testDaemon {
-	t.Helper()
 	dir := tempDir(t)
 	writeFakes(t, dir, fakes...)
 	return daemonOptions{}.startReady(t, dir)
@@ -90,7 +85,6 @@ func startFakes(t *testing.T, fakes ...string) *testDaemon {
 
 // writeFakes writes fakes into a folder, each written "NAME: TRAITS".
 func writeFakes(t *testing.T, dir string, fakes ...string) {
-	t.Helper()
 	for _, fake := range fakes {
 		name, traits, _ := strings.Cut(fake, ": ")
 		if rest, shared := strings.CutPrefix(traits, "shared "); shared {
@@ -103,7 +97,6 @@ func writeFakes(t *testing.T, dir string, fakes ...string) {
 
 // launch is start without waiting.
 func (o daemonOptions) launch(t *testing.T, dir string, flags ...string) *testDaemon {
-	t.Helper()
 	d := &testDaemon{
 		Base: o.base,
 		Dir:  dir,
@@ -137,7 +130,6 @@ func (o daemonOptions) launch(t *testing.T, dir string, flags ...string) *testDa
 }
 
 func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, args []string) {
-	t.Helper()
 	exe := testBinary(t)
 	d.cmd = exec.Command(exe, args...)
 	if o.shell != "" {
@@ -168,7 +160,6 @@ func lookupIn(env map[string]string) func(name string) (string, bool) {
 
 // awaitReady waits until the daemon has looked at all modules, or has ended.
 func (d *testDaemon) awaitReady(t *testing.T) {
-	t.Helper()
 	d.Log.await(t, "the daemon to have looked at its modules", d.done, func(text string) bool {
 		return strings.Contains(text, "modules are ready")
 	})
@@ -176,7 +167,6 @@ func (d *testDaemon) awaitReady(t *testing.T) {
 
 // awaitLog waits until the log has a text.
 func (d *testDaemon) awaitLog(t *testing.T, text string) {
-	t.Helper()
 	d.Log.await(t, text+" in the log", nil, func(log string) bool {
 		return strings.Contains(log, text)
 	})
@@ -187,21 +177,18 @@ func (d *testDaemon) logged(text string) int { return strings.Count(d.Log.String
 
 // stop ends the daemon, which may have ended before, and returns its status.
 func (d *testDaemon) stop(t *testing.T) int {
-	t.Helper()
 	d.cancel()
 	return d.wait(t)
 }
 
 // signal sends a signal to the daemon's own process, and returns its status.
 func (d *testDaemon) signal(t *testing.T, s os.Signal) int {
-	t.Helper()
 	must(t, d.cmd.Process.Signal(s))
 	return d.wait(t)
 }
 
 // wait returns the status with which the daemon ends.
 func (d *testDaemon) wait(t *testing.T) int {
-	t.Helper()
 	select {
 	case <-d.done:
 		return d.status

@@ -109,7 +109,6 @@ func skip(t testing.TB, reason any) {
 
 // slow marks a test that only CI runs, which sets the variable.
 func slow(t *testing.T) {
-	t.Helper()
 	if os.Getenv("USHER_SLOW") == "" {
 		skip(t, "slow (USHER_SLOW=1 runs them)")
 	}
@@ -118,21 +117,18 @@ func slow(t *testing.T) {
 // long marks a test that takes over half a second. It runs beside others, and go test
 // -short leaves it out.
 func long(t *testing.T) {
-	t.Helper()
 	t.Parallel()
 	alone(t)
 }
 
 // alone marks a long test that does not run beside others.
 func alone(t *testing.T) {
-	t.Helper()
 	if testing.Short() {
 		skip(t, "long (-short leaves them out)")
 	}
 }
 
 func readFile(t testing.TB, path string) string {
-	t.Helper()
 	text, err := os.ReadFile(path)
 	must(t, err)
 	return string(text)
@@ -140,7 +136,6 @@ func readFile(t testing.TB, path string) string {
 
 // tempDir returns a new folder, by its path without links.
 func tempDir(t *testing.T) string {
-	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	must(t, err)
 	return dir
@@ -184,7 +179,6 @@ func (o *output) read() (text string, more <-chan struct{}) {
 
 // await waits until the text is ok, or until over is closed.
 func (o *output) await(t *testing.T, what string, over <-chan struct{}, ok func(text string) bool) {
-	t.Helper()
 	deadline := time.After(patience)
 	for {
 		text, more := o.read()
@@ -196,7 +190,7 @@ func (o *output) await(t *testing.T, what string, over <-chan struct{}, ok func(
 		case <-over:
 			return
 		case <-deadline:
-			t.Fatalf("gave up waiting: %s, in: %s", what, clipText(text, 2000))
+			stopTest(t, "gave up waiting: %s, in: %s", what, clipText(text, 2000))
 		}
 	}
 }
@@ -206,7 +200,6 @@ func objectOf(text string) object { return members(json.RawMessage(text)) }
 
 // need skips a test whose program is not installed. In CI the test fails.
 func need(t *testing.T, program string) {
-	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
 		lack(t, program)
 	}
@@ -214,15 +207,13 @@ func need(t *testing.T, program string) {
 
 // lack skips a test for want of something. In CI the test fails.
 func lack(t *testing.T, what string) {
-	t.Helper()
 	if os.Getenv("CI_REQUIRE") != "" {
-		t.Fatalf("CI needs %s", what)
+		stopTest(t, "CI needs %s", what)
 	}
 	skip(t, "needs "+what)
 }
 
 func folderNames(t testing.TB, dir string) []string {
-	t.Helper()
 	entries, err := os.ReadDir(dir)
 	must(t, err)
 	var names []string
@@ -270,7 +261,6 @@ func slowTests(quick, full int) int {
 
 // inSync runs a test beside others. In it, time passes only when all wait.
 func inSync(t *testing.T, test func(t *testing.T)) {
-	t.Helper()
 	t.Parallel()
 	synctest.Test(t, test)
 }
@@ -287,7 +277,6 @@ func logTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, ni
 
 // copyFiles copies files from a folder to another.
 func copyFiles(t *testing.T, from, to string, names ...string) {
-	t.Helper()
 	for _, name := range names {
 		content := readFile(t, from+"/"+name)
 		write(t, to+"/"+name, content)

@@ -4,7 +4,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"testing"
 
 	"usher/internal/mcptest"
@@ -59,6 +58,7 @@ var (
 	shownFailure    = mcptest.ShownFailure
 	shownObject     = mcptest.ShownObject
 	shownText       = mcptest.ShownText
+	stopTest        = mcptest.Stop
 	testBinary      = mcptest.Binary
 	wantEvent       = mcptest.WantEvent
 	wantStatus      = mcptest.WantStatus
@@ -86,14 +86,4 @@ func canonical[T ~[]byte | ~string](raw T) string { return mcptest.Canonical(raw
 func writeTools(t *testing.T, path string, tools ...string) {
 	t.Helper()
 	writeFake(t, path, "fixed", tools...)
-}
-
-func textResult(s string) object { return objectOf(`{"content":[` + block(s) + `]}`) }
-
-// fakeAnswer returns an answer as JSON.
-func fakeAnswer(msg *Message) string {
-	if msg.Err != nil {
-		return fmt.Sprintf(`{"code":%d,"refused":%s}`, msg.Err.Code, quote(msg.Err.Message))
-	}
-	return string(msg.Result.encode())
 }

@@ -67,10 +67,10 @@ func ClientOver(t *testing.T, url string, over *http.Client) *Client {
 func Connect(t *testing.T, url string) *Client {
 	c, a := OpenSession(t, url)
 	if c.Session == "" {
-		stop(t, "initialize: no session: %d %s", a.Status, a.Body)
+		Stop(t, "initialize: no session: %d %s", a.Status, a.Body)
 	}
 	if a := c.Post(Initialized); a.Status != 202 {
-		stop(t, "initialized: %d %s", a.Status, a.Body)
+		Stop(t, "initialized: %d %s", a.Status, a.Body)
 	}
 	return c
 }
@@ -193,7 +193,7 @@ func (c *Client) Post(body string) Answer {
 func (c *Client) Do(req *http.Request) Answer {
 	a, err := c.try(req)
 	if err != nil {
-		stop(c.T, "%s: %v", req.Method, err)
+		Stop(c.T, "%s: %v", req.Method, err)
 	}
 	return a
 }
@@ -403,7 +403,7 @@ func nextEvent(t *testing.T, events <-chan Event) (e Event, ok bool) {
 	select {
 	case e, ok = <-events:
 	case <-time.After(Patience):
-		stop(t, "gave up waiting for a message on a stream")
+		Stop(t, "gave up waiting for a message on a stream")
 	}
 	return e, ok
 }
@@ -420,11 +420,11 @@ func RemainingEvents(t *testing.T, events <-chan Event) (list []Event) {
 func WantEvent(t *testing.T, events <-chan Event, want ...string) Event {
 	e, ok := nextEvent(t, events)
 	if !ok {
-		stop(t, "the stream ended before %v", want)
+		Stop(t, "the stream ended before %v", want)
 	}
 	for _, w := range want {
 		if !strings.Contains(e.Data, w) {
-			stop(t, "the stream says %s, want %s", e.Data, w)
+			Stop(t, "the stream says %s, want %s", e.Data, w)
 		}
 	}
 	return e
@@ -443,7 +443,7 @@ func Hear(t *testing.T, events <-chan Event, method string) json.RawMessage {
 func (c *Client) open(req *http.Request) (*http.Response, <-chan Event, func()) {
 	res, events, hangUp := OpenStream(c.T, req)
 	if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
-		stop(c.T, "%s: %s, %s", req.Method, res.Status, res.Header.Get("Content-Type"))
+		Stop(c.T, "%s: %s, %s", req.Method, res.Status, res.Header.Get("Content-Type"))
 	}
 	return res, events, hangUp
 }
@@ -472,7 +472,7 @@ func (c *Client) openSSE(present ...Presenter) *SSEClient {
 	e := WantEvent(c.T, events)
 	if e.Name != "endpoint" || !strings.HasPrefix(e.Data, asked.Path+"?sessionId=") ||
 		strings.Contains(e.Data, "claim") {
-		stop(c.T, "the first event: %+v", e)
+		Stop(c.T, "the first event: %+v", e)
 	}
 	where, err := asked.Parse(e.Data)
 	Must(c.T, err)

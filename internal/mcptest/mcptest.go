@@ -214,7 +214,7 @@ func Await(t testing.TB, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			stop(t, "gave up waiting: %s", what)
+			Stop(t, "gave up waiting: %s", what)
 		}
 	}
 }
@@ -237,7 +237,7 @@ func Binary(t testing.TB) string {
 // Must ends the test if a step of its preparation fails.
 func Must(t testing.TB, err error) {
 	if err != nil {
-		stop(t, "%v", err)
+		Stop(t, "%v", err)
 	}
 }
 
@@ -247,8 +247,8 @@ func report(t testing.TB, format string, args ...any) {
 	t.Errorf("%s: %s", testLine(), fmt.Sprintf(format, args...))
 }
 
-// stop reports an error and ends the test.
-func stop(t testing.TB, format string, args ...any) {
+// Stop reports an error and ends the test.
+func Stop(t testing.TB, format string, args ...any) {
 	t.Helper()
 	t.Fatalf("%s: %s", testLine(), fmt.Sprintf(format, args...))
 }

@@ -71,7 +71,7 @@ func (p *Peer) CancelCall(id string) {
 func (p *Peer) Next() string {
 	for {
 		if !p.out.Scan() {
-			stop(p.T, "the module ended: %v\n%s", p.out.Err(), p.Stderr.String())
+			Stop(p.T, "the module ended: %v\n%s", p.out.Err(), p.Stderr.String())
 		}
 		line := p.out.Text()
 		switch StringField(line, "method") {
@@ -118,7 +118,7 @@ func (p *Peer) Call(tool, arguments string) string {
 	p.SendCall("7", tool, string(checked))
 	id, result := p.Answer()
 	if id != "7" {
-		stop(p.T, "%s: answer is for %s: %s", tool, id, result)
+		Stop(p.T, "%s: answer is for %s: %s", tool, id, result)
 	}
 	return result
 }
@@ -133,7 +133,7 @@ func (p *Peer) Request(method, params string) json.RawMessage {
 	p.Send(RPC("0", method, params))
 	line := p.Next()
 	if Field(line, "result") == nil {
-		stop(p.T, "%s: %s", method, line)
+		Stop(p.T, "%s: %s", method, line)
 	}
 	return Field(line, "result")
 }
@@ -164,7 +164,7 @@ func (p *Peer) NextAsk(call, method, params string) string {
 	got := Field(line, "params")
 	if StringField(line, "method") != method || string(Field(got, "_meta", "usher/call")) != call ||
 		params != "" && Canonical(got) != Canonical(params) {
-		stop(p.T, "got %s, want call %s to ask for %s: %s", line, call, method, params)
+		Stop(p.T, "got %s, want call %s to ask for %s: %s", line, call, method, params)
 	}
 	return string(Field(line, "id"))
 }
