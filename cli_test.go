@@ -365,7 +365,7 @@ func TestCommandsAreRefused(t *testing.T) {
 		check(t, path, string(got), want)
 	}
 	wantUsher(t, 2, "Begin with:")
-	out, _, _ := usherIn(t, nil, `{"n":1}`, "call", "a", "x", "-", "-dir", dir)
+	out, _, _ := usherIn(t, nil, "\ufeff{\"n\":1}", "call", "a", "x", "-", "-dir", dir)
 	checkContains(t, "arguments from stdin", out, `"arguments":{"n":1}`)
 	wantUsher(t, 0, `"arguments":{"n":2}`, "call", "a_x", `{"n":2}`, "-dir", dir)
 }

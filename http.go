@@ -105,15 +105,11 @@ const requestIDHeader = "X-Request-Id"
 // anywhere, even if the daemon listens on loopback only. nginx before 1.30 adds no header, but
 // sends HTTP/1.0, which clients hardly do.
 func isProxied(r *http.Request) bool {
-	if !r.ProtoAtLeast(1, 1) {
-		return true
-	}
+	proxied := !r.ProtoAtLeast(1, 1)
 	for name := range r.Header {
-		if strings.HasPrefix(name, "X-Forwarded-") || slices.Contains(proxyHeaders, name) {
-			return true
-		}
+		proxied = proxied || strings.HasPrefix(name, "X-Forwarded-") || slices.Contains(proxyHeaders, name)
 	}
-	return false
+	return proxied
 }
 
 // proxyHeaders are headers that only proxies add, in addition to X-Forwarded-*.

@@ -137,7 +137,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 		if err != nil {
 			tool.Fails = err.Error()
 			note("%s: deliveries fail: %s", tool.Method, tool.Fails)
-		} else if strings.Trim(string(rule.key), `"'`) != string(rule.key) {
+		} else if rule.quoted {
 			note("%s: the key in %s has quotes, which count", tool.Method, rule.variable)
 		}
 		l.Tools = append(l.Tools, tool)

@@ -68,6 +68,7 @@ type signatureRule struct {
 	scheme   string // its name
 	variable string // the environment variable of the key
 	key      []byte
+	quoted   bool // the key has quotes around it, which Docker's --env-file keeps
 }
 
 // parseSignature parses a @signature tag and reads its key from the environment. It
@@ -90,7 +91,7 @@ func parseSignature(tag string, getenv func(string) string) (r signatureRule, er
 		scheme.times = scheme.headers
 	}
 	key := getenv(words[n-1])
-	r = signatureRule{scheme, words[1], words[n-1], []byte(key)}
+	r = signatureRule{scheme, words[1], words[n-1], []byte(key), strings.Trim(key, `"'`) != key}
 	switch {
 	case !known:
 		err = fmt.Errorf("no scheme %q: want one of %s",
@@ -134,7 +135,10 @@ func (r *signatureRule) decodeKey() (err error) {
 
 // verify verifies the signature of a body. Its errors are for the log.
 func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error {
-	signatures := r.signatures(h)
+	// Versions, such as v1, and times are no signatures.
+	signatures := slices.DeleteFunc(headerWords(h, r.headers), func(word string) bool {
+		return len(word) < 3 || r.time != "" && strings.HasPrefix(word, r.time)
+	})
 	switch {
 	case len(signatures) == 0:
 		return fmt.Errorf("no signature in %s", strings.Join(r.headers, ", "))
@@ -195,14 +199,6 @@ func (r *signatureRule) keyHeader() string {
 	return ""
 }
 
-// signatures returns the words that may be signatures in the headers of a delivery: all except times
-// and versions, such as v1.
-func (r *signatureRule) signatures(h http.Header) []string {
-	return slices.DeleteFunc(headerWords(h, r.headers), func(word string) bool {
-		return len(word) < 3 || r.time != "" && strings.HasPrefix(word, r.time)
-	})
-}
-
 // headerWords returns the words in the named headers. Spaces, commas and semicolons separate
 // them.
 func headerWords(h http.Header, names []string) (words []string) {
@@ -250,7 +246,7 @@ func (r *signatureRule) challenge(body []byte) json.RawMessage {
 	token := list.object("payload").text("plainToken")
 	isPing := string(list.get("type")) == "1" && list.text("id") != "" && list.text("token") != ""
 	switch {
-	case r.scheme == "discord" && isPing && list.get("event") == nil:
+	case r.scheme == "discord" && isPing:
 		return json.RawMessage(`{"type":1}`)
 	case r.scheme == "zoom" && list.text("event") == "endpoint.url_validation" && token != "":
 		sum := hex.EncodeToString(r.mac(token, nil))

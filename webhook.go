@@ -61,15 +61,12 @@ type Webhooks struct {
 
 // delivery is one request on its way to a method. receive fills it in, step by step.
 type delivery struct {
-	held     *reservation
-	request  *http.Request
-	id       string
+	*reservation
 	path     string // below webhookPrefix
 	received time.Time
-	unproven error // why only a signature can admit the sender; nil after the secret, or if none is needed
+	unproven bool // the sender has not shown the secret, and needs it or a signature
 	body     []byte
 	inFlight bool          // inFlight counts the delivery
-	doubled  bool          // the body counts twice
 	tool     *Item         // whose method is called; nil until it is found
 	rule     signatureRule // of the method; zero for none
 }
@@ -79,11 +76,9 @@ type delivery struct {
 // senders retry silently, so the log is where an owner finds out why nothing arrives.
 func (h *Webhooks) serve(x *reservation) error {
 	d := &delivery{
-		held:     x,
-		request:  x.req,
-		id:       x.w.Header().Get(requestIDHeader),
-		path:     strings.TrimPrefix(x.req.URL.Path, webhookPrefix),
-		received: time.Now(),
+		reservation: x,
+		path:        strings.TrimPrefix(x.req.URL.Path, webhookPrefix),
+		received:    time.Now(),
 	}
 	// The fields of d say how far the delivery came, so the log needs no step of its own.
 	answer, err := h.deliver(d)
@@ -103,22 +98,18 @@ func (h *Webhooks) serve(x *reservation) error {
 	default:
 		return err
 	}
-	took := time.Since(d.received).Round(10 * time.Microsecond)
-	args := []any{"id", d.id, "path", h.loggedPath(d)}
+	args := []any{"id", x.w.Header().Get(requestIDHeader), "path", h.loggedPath(d.path)}
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
 	}
-	var reasons []string
 	if err != nil {
-		reasons = append(reasons, clipText(explain(err), maxLogged))
+		args = append(args, "why", clipText(explain(err), maxLogged))
 	}
-	if d.request.Context().Err() != nil {
-		reasons = append(reasons, "the sender hung up")
+	if x.req.Context().Err() != nil {
+		args = append(args, "note", "the sender hung up")
 	}
-	if reasons != nil {
-		args = append(args, "why", strings.Join(reasons, "; "))
-	}
-	args = append(args, "status", status, "took", took, "bytes", len(d.body), senderAttrs(d.request))
+	took := time.Since(d.received).Round(10 * time.Microsecond)
+	args = append(args, "status", status, "took", took, "bytes", len(d.body), senderAttrs(x.req))
 	if h.logArguments {
 		args = append(args, "arguments", clipText(string(d.body), maxLogged))
 	}
@@ -131,14 +122,10 @@ var pathWord = regexp.MustCompile(`[\pL\pN]+`)
 
 // loggedPath returns the path of a delivery for the log. People type codes as paths, so a word of up
 // to 8 characters becomes ***, unless it is in the path of a webhook.
-func (h *Webhooks) loggedPath(d *delivery) string {
-	if d.tool != nil {
-		return d.path
-	}
-	known := h.modules.View(scopeAll(), nil).HookPaths()
-	path := pathWord.ReplaceAllStringFunc(d.path, func(word string) string {
-		isPart := func(path string) bool { return strings.Contains(path, word) }
-		if utf8.RuneCountInString(word) > 8 || slices.ContainsFunc(known, isPart) {
+func (h *Webhooks) loggedPath(path string) string {
+	known := strings.Join(h.modules.View(scopeAll(), nil).HookPaths(), " ")
+	path = pathWord.ReplaceAllStringFunc(path, func(word string) string {
+		if utf8.RuneCountInString(word) > 8 || strings.Contains(known, word) {
 			return word
 		}
 		return "***"
@@ -151,7 +138,7 @@ func (h *Webhooks) loggedPath(d *delivery) string {
 func (h *Webhooks) deliver(d *delivery) (*webhookAnswer, error) {
 	err := h.receive(d)
 	// A lack of room says nothing about what exists, and passes, so the sender should try again.
-	if err != nil && err != errNoRoom && d.unproven != nil {
+	if err != nil && err != errNoRoom && d.unproven {
 		return nil, errUnauthorized(err)
 	}
 	if err != nil {
@@ -171,48 +158,41 @@ func (h *Webhooks) deliver(d *delivery) (*webhookAnswer, error) {
 // only if the method verifies signatures and there is one. The body counts as a stranger's until
 // the secret or the signature is verified.
 func (h *Webhooks) receive(d *delivery) (err error) {
-	r := d.request
-	d.unproven = h.checkSecret(r)
+	d.unproven = !isSameSecret(d.req.Header.Get(secretHeader), h.secret)
+	if h.secret == "" {
+		d.unproven = !h.open && (!h.local || isProxied(d.req))
+	}
 	switch {
-	case d.unproven != nil && h.secret != "" && !h.acceptSignatures:
-		return errors.New("the secret is missing or wrong, and signatures need -accept-signatures")
-	case r.Method != http.MethodPost:
+	case d.unproven && h.secret != "" && !h.acceptSignatures:
+		return errNoSecret
+	case d.req.Method != http.MethodPost:
 		return errMethod("POST")
 	}
-	if err := h.find(r.Context(), d); err != nil {
+	if err := h.find(d.req.Context(), d); err != nil {
 		return err
 	}
-	if d.unproven != nil && len(d.rule.signatures(r.Header)) == 0 {
+	if d.unproven && headerWords(d.req.Header, d.rule.headers) == nil {
 		return d.verify() // fails
 	}
 	// A sender that still has to prove itself by a signature learns of a wrong type only then.
-	if _, _, err := parseType(r.Header); err != nil && d.unproven == nil {
+	if _, _, err := parseType(d.req.Header); err != nil && !d.unproven {
 		return err
 	}
 	sender := strangers
-	if d.unproven == nil && (h.secret != "" || d.rule.scheme == "") {
+	if !d.unproven && (h.secret != "" || d.rule.scheme == "") {
 		sender = senders
 	}
-	d.body, err = d.held.receive(sender)
-	if err != nil {
-		return err
+	d.body, err = d.receive(sender)
+	if err == nil {
+		err = d.verify()
 	}
-	if err := d.verify(); err != nil {
-		return err
+	if err == nil {
+		err = d.countFor(senders)
 	}
-	return d.held.countFor(senders)
-}
-
-// checkSecret returns nil if the sender of a request has shown the secret, or needs none. Otherwise,
-// it returns the reason why only a signature can admit the request.
-func (h *Webhooks) checkSecret(r *http.Request) error {
-	switch {
-	case h.secret != "" && !isSameSecret(r.Header.Get(secretHeader), h.secret):
-		return errors.New("the secret is missing or wrong, and the method has no @signature")
-	case h.secret == "" && !h.open && (!h.local || isProxied(r)):
-		return fmt.Errorf("unsigned webhooks are off for this sender: set %s or -open-webhooks", webhookSecretVar)
+	if err == nil {
+		err = d.grow(int64(len(d.body))) // it will be in the arguments too, as rawBody
 	}
-	return nil
+	return err
 }
 
 // find finds the method of a delivery, and how the delivery must be signed. If there is
@@ -225,7 +205,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	// Webhooks are not scoped: whoever has the secret may deliver to all of them.
 	tool, claimants := h.modules.View(scopeAll(), nil).Hook(d.path)
 	if tool == nil && claimants == nil {
-		if d.unproven == nil {
+		if !d.unproven {
 			h.modules.Refresh(ctx, d.received)
 		}
 		ready = h.modules.WaitAll(ctx, startupTime, scopeAll())
@@ -233,8 +213,8 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	}
 	switch {
 	case claimants != nil:
-		return httpErrorf(http.StatusConflict, "the path %q is ambiguous: see usher modules for those of %s",
-			clipText(d.path, 200), itemNames(claimants))
+		return httpErrorf(http.StatusConflict, "several webhooks have this path: see usher modules for those of %s",
+			itemNames(claimants))
 	case tool == nil && !ready:
 		return httpErrorf(http.StatusServiceUnavailable,
 			"modules are still starting: try again").retryAfter(2)
@@ -263,10 +243,8 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	// received goes on: half of a deployment would be worse than one whose answer nobody reads.
 	running, cancel := context.WithTimeout(h.stopped, h.timeout)
 	defer cancel()
-	ctx, giveUp := context.WithCancelCause(running)
-	defer giveUp(nil)
-	defer context.AfterFunc(d.request.Context(), func() { giveUp(errNotMade) })()
-	caller := Caller{Principal: senders, Running: running}
+	ctx, giveUp := context.WithCancel(running)
+	defer context.AfterFunc(d.req.Context(), giveUp)()
 	// An edit between the look-up and the call must not fail the delivery.
 	changed := false
 	result, err := h.modules.Call(ctx, senders, func() (object, error) {
@@ -284,7 +262,7 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 		if err != nil {
 			return nil, err
 		}
-		return d.tool.Call(ctx, caller, "tools/call", object{{"arguments", arguments}})
+		return d.tool.Call(ctx, Caller{Principal: senders, Running: running}, "tools/call", object{{"arguments", arguments}})
 	})
 	if err != nil {
 		return nil, callError(running, err)
@@ -292,33 +270,26 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	return answerOf(result)
 }
 
-// errNotMade is the end of a delivery whose sender hung up before its call was made.
-var errNotMade = httpErrorf(http.StatusServiceUnavailable, "the call was not made")
-
 // callError returns the answer to a failed call, as an *fault. Senders retry by the status:
 // 4xx says that the same delivery will fail again, 5xx that it may succeed later.
 func callError(ctx context.Context, err error) error {
-	if answer, ok := errors.AsType[*fault](err); ok {
+	answer, isAnswer := errors.AsType[*fault](err)
+	argument, isArgument := errors.AsType[*argumentError](err)
+	rpc, isRPC := errors.AsType[*rpcError](err)
+	switch {
+	case isAnswer:
 		return answer
-	}
-	if argument, ok := errors.AsType[*argumentError](err); ok {
+	case isArgument:
 		return httpErrorf(http.StatusBadRequest, "%v", argument)
-	}
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout) {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout):
 		return httpErrorf(http.StatusGatewayTimeout,
 			"the method did not answer in time (-webhook-timeout, -call-timeout)")
-	}
-	// Other errors mean that the module can't start, or has crashed.
-	rpc, ok := errors.AsType[*rpcError](err)
-	if !ok {
+	case !isRPC: // the module can't start, or has crashed
 		return httpErrorf(http.StatusBadGateway, "%v", err)
+	case rpc.Code == codeInvalidParams: // a program refuses what its schema accepts: the sender's mistake
+		return httpErrorf(http.StatusBadRequest, "%s", rpc.Message)
 	}
-	// A hosted program refuses parameters that its schema accepts; that is the sender's mistake.
-	status := http.StatusInternalServerError
-	if rpc.Code == codeInvalidParams {
-		status = http.StatusBadRequest
-	}
-	return httpErrorf(status, "%s", rpc.Message)
+	return httpErrorf(http.StatusInternalServerError, "%s", rpc.Message)
 }
 
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
@@ -327,16 +298,12 @@ func callError(ctx context.Context, err error) error {
 // and a decoder that ignores case would take them for the parameter. Its errors are *fault.
 func (d *delivery) arguments() (json.RawMessage, error) {
 	schema := d.tool.Method.schema()
-	list, err := parameters(d.request.Header, d.body, schema)
+	list, err := parameters(d.req.Header, d.body, schema)
 	if err != nil {
 		return nil, err
 	}
 	list = slices.DeleteFunc(withoutWebhook(list), func(f member) bool { return schema.isMisspelt(f.key) })
-	if !d.doubled { // the body is in the arguments too, as rawBody
-		d.doubled = true
-		err = d.held.grow(int64(len(d.body)))
-	}
-	return append(list, member{webhookParam, d.meta()}).encode(), err
+	return append(list, member{webhookParam, d.meta()}).encode(), nil
 }
 
 // meta returns what a method receives under webhookParam. The headers contain signatures and
@@ -344,19 +311,19 @@ func (d *delivery) arguments() (json.RawMessage, error) {
 // other modules, nor a key of @signature token.
 func (d *delivery) meta() json.RawMessage {
 	// net/http keeps the Host apart from the other headers.
-	headers := map[string]string{"host": d.request.Host}
-	for name, values := range d.request.Header {
+	headers := map[string]string{"host": d.req.Host}
+	for name, values := range d.req.Header {
 		if name != secretHeader && name != d.rule.keyHeader() {
 			headers[strings.ToLower(name)] = strings.Join(values, ", ")
 		}
 	}
 	// The first value of each name: most methods want a text, not a list.
 	query := make(map[string]string)
-	for name, values := range d.request.URL.Query() {
+	for name, values := range d.req.URL.Query() {
 		query[name] = values[0]
 	}
 	meta := map[string]any{
-		"method":    d.request.Method,
+		"method":    d.req.Method,
 		"headers":   headers,
 		"query":     query,
 		"timestamp": d.received.UnixMilli(),
@@ -364,6 +331,8 @@ func (d *delivery) meta() json.RawMessage {
 	// JSON can't carry other bytes, and a changed body would match no signature.
 	if utf8.Valid(d.body) {
 		meta["rawBody"] = string(d.body)
+	} else {
+		meta["rawBase64"] = d.body
 	}
 	return marshal(meta)
 }
@@ -371,16 +340,20 @@ func (d *delivery) meta() json.RawMessage {
 // verify verifies the signature of a delivery, if its method has a rule for it. The secret
 // does not replace a signature: it shows only that the sender may use usher, and not that the
 // provider has sent this body.
-func (d *delivery) verify() error {
-	err := d.unproven
+func (d *delivery) verify() (err error) {
 	if d.rule.scheme != "" {
-		err = d.rule.verify(d.request.Header, d.body, d.received)
+		err = d.rule.verify(d.req.Header, d.body, d.received)
+	} else if d.unproven {
+		err = errNoSecret
 	}
 	if err != nil {
 		return errUnauthorized(err)
 	}
 	return nil
 }
+
+// errNoSecret says, in the log, why a delivery without a signature is refused.
+var errNoSecret = errors.New("webhooks need " + webhookSecretVar + ": see -open-webhooks, -accept-signatures")
 
 // errUnauthorized returns the refusal of a delivery that lacks a proof of its sender. The reason
 // is only for the log: a more detailed answer would help only a forger. Some senders, such as Twilio,
@@ -398,16 +371,18 @@ const (
 	multipartType = "multipart/form-data"
 )
 
-// parseType returns the content type of a body, and the boundary of a multipart one. It
-// refuses types that can't contain parameters. Some services send JSON as text/plain or
-// without a type, AWS SNS among them.
+// parseType returns the content type of a body, and the boundary of a multipart one. It refuses
+// types that can't contain fields, and compressed bodies. Some services send JSON as text/plain or without a type,
+// AWS SNS among them.
 func parseType(h http.Header) (kind, boundary string, err error) {
 	text := cmp.Or(h.Get("Content-Type"), "application/json")
 	kind, params, err := mime.ParseMediaType(text)
 	isJSON := kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json")
-	if err != nil || !isJSON && kind != formType && kind != multipartType {
+	coding := strings.Join(h.Values("Content-Encoding"), ",")
+	isCoded := coding != "" && !strings.EqualFold(coding, "identity")
+	if err != nil || isCoded || !isJSON && kind != formType && kind != multipartType {
 		return "", "", httpErrorf(http.StatusUnsupportedMediaType,
-			"content type %q: want application/json, %s or %s", clipText(text, 100), formType, multipartType)
+			"content type %q: want application/json or a form, not encoded", clipText(text+" "+coding, 100))
 	}
 	return kind, params["boundary"], nil
 }
@@ -417,6 +392,7 @@ func parseType(h http.Header) (kind, boundary string, err error) {
 // send such deliveries to test the URL. Errors are *fault.
 func parameters(h http.Header, body []byte, s *schema) (object, error) {
 	kind, boundary, err := parseType(h)
+	body = bytes.TrimPrefix(body, []byte(byteOrderMark))
 	text := bytes.TrimSpace(body)
 	if err != nil || len(text) == 0 {
 		return nil, err
@@ -424,24 +400,40 @@ func parameters(h http.Header, body []byte, s *schema) (object, error) {
 	form := &multipart.Form{}
 	switch {
 	case kind == multipartType: // in memory: its limit is the size of the body, which was read
-		form, err = multipart.NewReader(bytes.NewReader(body), boundary).ReadForm(int64(len(body)))
-	case kind == formType && text[0] != '{': // curl -d sends JSON as a form, too
-		form.Value, err = url.ParseQuery(string(body))
+		reader := multipart.NewReader(bytes.NewReader(body), boundary)
+		form, err = reader.ReadForm(int64(len(body)))
 	case text[0] == '[' && checkJSON(text, "") == nil:
 		return object{{"items", oneLine(text)}}, nil
+	case kind == formType && text[0] != '{': // curl -d sends JSON as a form, too
+		form.Value, err = url.ParseQuery(string(body))
 	default:
 		return jsonObject(body)
 	}
-	if err != nil {
-		return nil, httpErrorf(http.StatusBadRequest, "the body is not a well-formed %s", kind)
+	if err != nil || !areNamesUTF8(form) {
+		return nil, httpErrorf(http.StatusBadRequest, "the body is not a well-formed %s, with names in UTF-8", kind)
 	}
 	return formParams(form, s), nil
 }
+
+// areNamesUTF8 reports whether JSON can carry the names of the fields and files of a form.
+func areNamesUTF8(form *multipart.Form) bool {
+	names := sortedKeys(form.Value)
+	for name, files := range form.File {
+		for _, file := range files {
+			names = append(names, name, file.Filename)
+		}
+	}
+	return utf8.ValidString(strings.Join(names, "/"))
+}
+
+// byteOrderMark begins the JSON and the forms of some senders, above all those of .NET.
+const byteOrderMark = "\ufeff"
 
 // jsonObject returns the members of a JSON object. They are not decoded, so that numbers reach
 // the method with all their digits. The object is put on one line, because modules read one
 // message per line. Errors are *fault.
 func jsonObject(body []byte) (object, error) {
+	body = bytes.TrimPrefix(body, []byte(byteOrderMark))
 	if err := checkJSON(body, "the body"); err != nil {
 		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
 	}
@@ -452,15 +444,14 @@ func jsonObject(body []byte) (object, error) {
 	return list, nil
 }
 
-// formParams converts a form to parameters. If a field named payload contains a JSON
-// object, as GitHub sends it, the object's members replace that field, unless the method
-// has a parameter named payload. The order of the fields is lost in a form's map, so they are
-// sorted: errors and tests are then the same each time.
+// formParams converts a form to parameters. If a field named payload contains a JSON object, as
+// GitHub sends it, the object replaces the form, unless the method has a parameter named payload.
+// The fields are sorted: errors and tests are then the same each time.
 func formParams(form *multipart.Form, s *schema) (list object) {
 	values := make(map[string][]json.RawMessage)
 	for name, texts := range form.Value {
 		for _, text := range texts {
-			values[name] = append(values[name], quote(text))
+			values[name] = append(values[name], fieldText(text))
 		}
 	}
 	for name, files := range form.File {
@@ -469,10 +460,10 @@ func formParams(form *multipart.Form, s *schema) (list object) {
 		}
 	}
 	// GitHub sends a field. A file of this name is not JSON to take apart.
-	if texts := form.Value["payload"]; len(texts) > 0 && s.Properties["payload"] == nil {
-		if payload, err := jsonObject([]byte(texts[0])); err == nil {
-			list = payload
-			delete(values, "payload")
+	if sent := values["payload"]; len(sent) == 1 && s.Properties["payload"] == nil {
+		text, _ := unquote(sent[0])
+		if payload, err := jsonObject([]byte(text)); err == nil {
+			return payload
 		}
 	}
 	for _, name := range sortedKeys(values) {
@@ -499,6 +490,14 @@ func fileValue(file *multipart.FileHeader) json.RawMessage {
 		value["base64"] = content
 	}
 	return marshal(value)
+}
+
+// fieldText converts the text of a field: to base64 unless it is UTF-8.
+func fieldText(text string) json.RawMessage {
+	if utf8.ValidString(text) {
+		return quote(text)
+	}
+	return object{{"base64", marshal([]byte(text))}}.encode()
 }
 
 // fieldValue returns the value of a parameter for the texts and files that a form or a command line
@@ -624,24 +623,17 @@ func (a *webhookAnswer) write(x *reservation) error {
 	} else if string(a.Body) == "null" {
 		body = nil
 	}
-	if len(body) == 0 {
-		kind = ""
-	}
-	size := len(body)
-	for name, value := range a.Headers {
-		size += len(name) + len(value)
-		if http.CanonicalHeaderKey(name) == "Content-Type" {
-			kind = value
-		}
-	}
-	if x.grow(int64(size)) != nil {
+	if x.grow(int64(len(body)+len(marshal(a.Headers)))) != nil {
 		x.write(a.Status, "")
 		return errNoRoomToAnswer
+	}
+	if len(body) > 0 {
+		x.w.Header().Set("Content-Type", kind)
 	}
 	for name, value := range a.Headers {
 		x.w.Header().Set(name, value)
 	}
-	x.write(a.Status, kind, body)
+	x.write(a.Status, "", body)
 	_ = x.flush() // while the headers count
 	return nil
 }

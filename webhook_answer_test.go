@@ -142,7 +142,7 @@ func TestWebhookFailures(t *testing.T) {
 	hangUp()
 	check(t, "the sender has an answer", <-gone == nil, false)
 	d.deliver(t, "other/handleRelease", `{}`)
-	d.awaitLog(t, `method=handleGone why="the sender hung up" status=20`)
+	d.awaitLog(t, `method=handleGone note="the sender hung up" status=200`)
 	checkOmits(t, "the log", d.Log.String(), "fake: cancelled handleGone")
 }
 

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -47,9 +48,11 @@ func wantArguments(t *testing.T, a answer, status int, body, want string) {
 	check(t, "arguments", without(a.Body, webhookParam), want)
 	raw, isText := unquote(field(a.Body, webhookParam, "rawBody"))
 	check(t, "has a rawBody", isText, utf8.ValidString(body))
-	if isText {
-		check(t, "rawBody", raw, body)
+	if !isText {
+		decoded, _ := base64.StdEncoding.DecodeString(stringField(field(a.Body, webhookParam), "rawBase64"))
+		raw = string(decoded)
 	}
+	check(t, "rawBody or rawBase64", raw, body)
 }
 
 // The fields of a JSON object or a form become the parameters, by the content type and the
@@ -94,6 +97,15 @@ func TestWebhookBodyBecomesParameters(t *testing.T) {
 	} {
 		deliver(t, "Any", isJSON, body, body, 200)
 	}
+	deliver(t, "Any", isJSON, "\ufeff{\"a\":1}", `{"a":1}`, 200)
+	deliver(t, "Any", isJSON, "\ufeff[1]", `{"items":[1]}`, 200)
+	deliver(t, "Any", isJSON, "\ufeff", `{}`, 200)
+	for _, coding := range []string{"gzip", "br", "GZIP", "identity, gzip", "utf-8"} {
+		a := d.send(t, "POST", "m/handleAny", `{}`, "Content-Encoding: "+coding)
+		wantArguments(t, a, 415, `{}`, coding)
+	}
+	a := d.send(t, "POST", "m/handleAny", `{"a":1}`, "Content-Encoding: Identity")
+	wantArguments(t, a, 200, `{"a":1}`, `{"a":1}`)
 	type row struct{ method, body, want string } // the arguments, or a part of the error
 	deliverAll := func(kind string, rows []row) {
 		for _, row := range rows {
@@ -136,7 +148,15 @@ func TestWebhookBodyBecomesParameters(t *testing.T) {
 		{"Form", `s=a&s=b`, `"s": want string, got array`},
 		{"Form", `b=false&b=on`, `{"b":true}`}, // a checkbox after its hidden field
 		{"Form", `list=%5B1,2%5D`, `{"list":[1,2]}`},
-		{"Form", `s=%ff`, `{"s":"\ufffd"}`},
+		{"Form", `s=%ff`, `"s": want string, got object`},
+		{"Any", `s=%ff`, `{"s":{"base64":"/w=="}}`},
+		{"Any", `%ff=1`, "names in UTF-8"},
+		{"Any", `s=%a4&charset=gb2312`, `{"charset":"gb2312","s":{"base64":"pA=="}}`},
+		{"Any", "\ufeffa=1&b=\ufeff", "{\"a\":\"1\",\"b\":\"\ufeff\"}"},
+		{"Any", `payload=%EF%BB%BF{"a":1}&b=2`, `{"a":1}`},
+		{"Any", `payload={"a":1}&payload={}`, `{"payload":["{\"a\":1}","{}"]}`},
+		{"Any", ` [{"a":1}]`, `{"items":[{"a":1}]}`},
+		{"Any", `[a=1`, `{"[a":"1"}`},
 		{"Form", `s=%zz`, "well-formed"},
 		{"Any", `=x&a`, `{"":"x","a":""}`},
 		{"Any", `_webhook=x&%5Fwebhook=y&a=1`, `{"a":"1"}`},
@@ -195,6 +215,7 @@ func TestWebhookFilesBecomeObjects(t *testing.T) {
 				`{"contentType":"","filename":"b","size":0,"text":""}]}`},
 		{"a folder in the file's name", "handleAny", []part{{"doc", "../../etc/x", "", ""}},
 			`{"doc":{"contentType":"","filename":"x","size":0,"text":""}}`},
+		{"a field in another charset", "handleAny", []part{field("t", "\x80")}, `{"t":{"base64":"gA=="}}`},
 		{"a forged _webhook", "handleAny",
 			[]part{field("_webhook", "x"), {"_webhook", "f", "", "x"}, field("a", "1")},
 			`{"a":"1"}`},
@@ -205,6 +226,13 @@ func TestWebhookFilesBecomeObjects(t *testing.T) {
 			wantArguments(t, a, 200, body, row.want)
 		})
 	}
+	two := []part{{"s", "a", "", "A"}, {"s", "b", "", "B"}}
+	kind, body := multipartBody(two...)
+	a := d.send(t, "POST", "m/handleForm", body, "Content-Type: "+kind)
+	wantArguments(t, a, 400, body, `"s": want string, got array`)
+	const raw = "--b\r\nContent-Disposition: form-data; name=\"a\"; filename=\"\xc3\x28\"\r\n\r\n\r\n--b--"
+	a = d.send(t, "POST", "m/handleAny", raw, "Content-Type: multipart/form-data; boundary=b")
+	wantArguments(t, a, 400, raw, "names in UTF-8")
 }
 
 // _webhook contains the request's headers, without the secret, its query, its time and its

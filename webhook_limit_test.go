@@ -94,13 +94,13 @@ func TestSenderHangsUp(t *testing.T) {
 		hangUp()
 		synctest.Wait()
 		logged := func(what string) int { return strings.Count(log.String(), what) }
-		check(t, "calls that were not made", logged(`why="the call was not made; the sender hung up"`), 1)
+		check(t, "calls that were not made", logged(`why="context canceled" note="the sender hung up"`), 1)
 		check(t, "records before the calls end", logged("msg=delivery"), 1)
 		check(t, "deliveries in flight", h.inFlight.count(senders), int64(maxRunningOf))
 		<-time.After(11 * time.Second)
-		check(t, "calls that have ended", logged(`why="the sender hung up" status=200`), maxRunningOf-1)
+		check(t, "calls that have ended", logged(`wait note="the sender hung up" status=200`), maxRunningOf-1)
 		all.Wait()
-		check(t, "calls that took too long", logged("(-webhook-timeout, -call-timeout); the sender hung up"), 1)
+		check(t, "calls that took too long", logged(`(-webhook-timeout, -call-timeout)" note="the sender hung up"`), 1)
 	})
 }
 

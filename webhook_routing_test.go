@@ -437,7 +437,7 @@ func TestSignedNeedsNoSecret(t *testing.T) {
 			said := d.Out.String() + d.Log.String()
 			check(t, "the banner says that unsigned webhooks are off",
 				strings.Contains(said, "Webhooks are off unless signed"), row.off && row.headers == nil)
-			check(t, "the log says so of a delivery", strings.Contains(said, "unsigned webhooks are off"), row.off)
+			check(t, "the log says so of a delivery", strings.Contains(said, "see -open-webhooks"), row.off)
 		})
 	}
 }
