@@ -690,8 +690,10 @@ class Source {
     if (params === undefined && run.length > 1) return skip(name, 'declare it in this file')
     const list = this.parameters(params)
     this.match(list, docs)
-    const [one] = list
-    const isObject = list.length === 1 && takesObject(one)
+    const one = list[0] ?? {}
+    const { type, anyOf } = one.schema ?? {}
+    const mayBeObject = type ? type === 'object' : !anyOf && one.name !== '_webhook'
+    const isObject = list.length === 1 && (one.fields || one.rest || mayBeObject)
     const schema = isObject ? this.oneObject(one, docs) : this.byName(list)
     if (!schema) return
     const lines = tags.map(({ line, used }) => (used ? line.replace(/@\w+/, '@prop') : line))
@@ -1043,8 +1045,7 @@ class Source {
     while (!this.eat('}', '')) {
       if (this.eat(';', ',')) continue
       const { start } = this.token()
-      const back = this.pos
-      if (this.eat('readonly') && this.is(':', '?', '(')) this.pos = back // its name
+      this.eat('readonly')
       const key = this.key()
       this.skip()
       const isIndex = /^(readonly\s+)?\[\s*\w+\s*:/.test(this.text.slice(start, this.pos))
@@ -1060,11 +1061,6 @@ class Source {
     }
     return schema
   }
-}
-
-// takesObject reports whether an object may be passed for a parameter.
-function takesObject({ name, fields, rest, schema: { type, anyOf } = {} }) {
-  return fields || rest || (type ? type === 'object' : !anyOf && name !== '_webhook')
 }
 
 // withFields returns the schema of an object with the fields that a pattern takes out of it.
