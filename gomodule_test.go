@@ -115,7 +115,8 @@ func goTestParameters(t *testing.T, p *modulePeer) {
 		{`{"name":"a","address":{"city":"b","next":[{"city":"c"}]}}`,
 			`"address":{"city":"b","next":[{"city":"c"}]}`},
 		{`{"name":"a","count":300}`,
-			`{"code":-32602,"message":"parameter \"count\": want int8, got number 300"}`},
+			`{"code":-32602,"message":"json: cannot unmarshal number 300 into Go struct field Params.count ` +
+				`of type int8"}`},
 	} {
 		for _, tool := range []string{"echo", "echoValue"} {
 			checkContains(t, tool+row.arguments, p.Call(tool, row.arguments), row.want)

@@ -200,7 +200,7 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/helper.py", "def go():\n    no_such_thing\n\ngo()\n")
 	write(t, dir+"/broken.py", "x = (\n")
-	const server = "it is an MCP server: rename it "
+	const server = "it is an MCP server: rename it, and host it by a .mcp.json: "
 	files := map[string]struct{ text, want string }{
 		"syntax": {"\ndef f(:\n", "syntax.usher.py:2: SyntaxError: "},
 		"inner": {"import helper\n",
@@ -210,12 +210,9 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 			"leaves.usher.py:2: SystemExit: no configuration"},
 		"null": {"x = 1\x00", "null.usher.py: "},
 		"fast": {"from fastmcp import FastMCP\nmcp = FastMCP('x')\n@mcp.tool\ndef f(): ...\n",
-			"fast.usher.py: " + server + `fast.py and host it by a .mcp.json: ` +
-				`{"command": "python3", "args": ["fast.py"]}`},
+			"fast.usher.py: " + server + `{"command": "python3", "args": ["fast.py"]}`},
 		"sdk":    {"import mcp.server.lowlevel as low\ns = low.Server('x')\n", "sdk.usher.py: " + server},
 		"client": {"from fastmcp import Client\ndef f(): ...\n", "No module named 'fastmcp': install it"},
-		"packed": {"from .lib import f\n",
-			"with no known parent package: a module is in no package: write import NAME"},
 	}
 	for name, file := range files {
 		write(t, dir+"/"+name+".usher.py", file.text)
@@ -247,14 +244,14 @@ func TestPythonNotesWhatIsMissing(t *testing.T) {
 		"exported": {"__all__ = ['a', 'join']\nfrom os.path import join\ndef a(): pass\ndef b(): pass\n",
 			"a", ""},
 		"builtin": {"def f(): pass\nf = len\ndef g(): pass\n", "g",
-			"f is not offered: its value is a builtin_function_or_method from elsewhere"},
+			"f is not offered: its value, a builtin_function_or_method, is not defined in this file"},
 		"imported": {"def f(): pass\nfrom os.path import join as f\ndef g(): pass\n", "g",
-			"f is not offered: its value is a function from elsewhere"},
+			"f is not offered: its value, a function, is not defined in this file"},
 		"alias": {"def f(): pass\ndef g(): pass\nf = g\n", "f g", ""},
 		"object": {"class Tool:\n    def __init__(self, f): ...\n@Tool\ndef f(): pass\n", "",
-			"f is not offered: its value is a Tool from @Tool"},
+			"f is not offered: its value, a Tool, is not defined in this file"},
 		"partial": {"import functools as ft\n@ft.partial(ft.partial, print)\ndef f(): pass\n", "",
-			"f is not offered: its value is a partial from @ft.partial(ft.partial, print)"},
+			"f is not offered: its value, a partial, is not defined in this file"},
 		"wrapped": {"_wrap = lambda f: lambda *a, **k: f(*a, **k)\n@_wrap\ndef f(a): pass\n", "f",
 			""},
 		"cached":  {"import functools\n@functools.lru_cache()\ndef f(a): pass\n", "f", ""},
@@ -384,13 +381,13 @@ func TestPythonDependencies(t *testing.T) {
 		"venv.EnvBuilder._setup_pip = link\n")
 	wants("a package that is not there", fails+"ERROR: Could not find a version")
 	checkContains(t, "the log", d.Log.String(), "No matching distribution found for absent")
-	const want = " is not a list of texts: write dependencies = [\"NAME\"]"
-	for _, wrong := range []string{`"six"`, `["six", 1]`, `{ six = "1" }`} {
-		save("dependencies = "+wrong, "")
-		wants("no list", fails+"dependencies"+want)
+	for _, wrong := range []string{
+		`dependencies = "six"`, `dependencies = ["six", 1]`, `dependencies = { six = "1" }`,
+		"requires-python = 3.9",
+	} {
+		save(wrong, "")
+		wants(wrong, fails+`"dependencies" is not a list of texts, or "requires-python" is no text`)
 	}
-	save("requires-python = 3.9", "")
-	wants("no text", fails+"requires-python is not a text: write requires-python = \">=3.9\"")
 	save(`requires-python = ">=3.99"`, "")
 	wants("another Python", fmt.Sprint(fails, "requires-python is >=3.99, but this is Python 3.", minor))
 	check(t, "environments", len(folderNames(t, cache)), 1)

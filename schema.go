@@ -212,7 +212,7 @@ var (
 	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf})@([A-Za-z-]+)`)
 
 	// noText matches a line that is a rule, or addresses a tool.
-	noText     = regexp.MustCompile(`^\s*(shellcheck\s.*|\.\. \S+::.*|[#=/]{3,})$`)
+	noText     = regexp.MustCompile(`(?m)^\s*(shellcheck\s.*|\.\. \S+::.*|[-#=/]{3,})$`)
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
@@ -367,7 +367,7 @@ func parseParam(tag string) (paramDoc, bool) {
 	}
 	d := paramDoc{
 		kind:     parts[1],
-		name:     parts[2] + parts[4],
+		name:     strings.TrimSuffix(parts[2]+parts[4], ":"),
 		text:     strings.TrimSpace(parts[5]),
 		optional: parts[2] != "",
 	}
@@ -384,7 +384,7 @@ var sentenceEnd = regexp.MustCompile(`[.!?]( |$)`)
 
 // firstSentence returns the first sentence of a text, on one line.
 func firstSentence(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
+	text = strings.Join(strings.Fields(noText.ReplaceAllString(text, "")), " ")
 	if end := sentenceEnd.FindStringIndex(text); end != nil {
 		text = text[:end[0]+1]
 	}

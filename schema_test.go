@@ -40,6 +40,9 @@ func TestTagsBecomeSchemas(t *testing.T) {
 			`@param {string} a - the a\n@param {integer} [n=3] how many`, object,
 			noText(closed + `{"a":{"type":"string","description":"the a"},` +
 				`"n":{"type":"integer","default":3,"description":"how many"}},"required":["a"]}`)},
+		{"a colon after a parameter's name, as Epytext has it", "python", "@param a: the a",
+			`{"type":"object","properties":{"a":{"type":"string"}}}`,
+			noText(closed + `{"a":{"type":"string","description":"the a"}}}`)},
 		{"_webhook is in no schema", "go", "",
 			`{"type":"object","properties":{"_webhook":{},"a":{}},"required":["a","_webhook"]}`,
 			noText(closed + `{"a":{}},"required":["a"]}`)},

@@ -45,11 +45,10 @@ def make(environment, block):
         from pip._vendor import tomli as tomllib
     metadata = tomllib.loads(re.sub("(?m)^# ?", "", block))
     wanted = metadata.get("requires-python", "")
-    if not isinstance(wanted, str):
-        sys.exit('requires-python is not a text: write requires-python = ">=3.9"')
     dependencies = metadata.get("dependencies", [])
-    if not isinstance(dependencies, list) or {*map(type, dependencies)} - {str}:
-        sys.exit('dependencies is not a list of texts: write dependencies = ["NAME"]')
+    types = [type(dependencies), type(wanted), *map(type, dependencies)]
+    if types[0] is not list or {*types[1:]} != {str}:
+        sys.exit('"dependencies" is not a list of texts, or "requires-python" is no text')
     version = sys.version.split()[0].rstrip("+")
     if not SpecifierSet(wanted).contains(version, prereleases=True):
         sys.exit(f"requires-python is {wanted}, but this is Python {version}")

@@ -182,13 +182,6 @@ def parse_base64(text):
     return base64.b64decode(text, validate=True)
 
 
-def parse_decimal(value):
-    try:
-        return decimal.Decimal(str(value))
-    except decimal.InvalidOperation:
-        raise ValueError(f"want a decimal number, got {value!r}") from None
-
-
 def parse_iso(cls):
     """Returns a parser of dates or times. Before 3.11, Python doesn't read Z."""
     return lambda text: cls.fromisoformat(re.sub("[Zz]$", "+00:00", text))
@@ -215,7 +208,9 @@ TYPES = {
     datetime.date: string_type(parse_iso(datetime.date), format="date"),
     datetime.time: string_type(parse_iso(datetime.time), format="time"),
     uuid.UUID: string_type(uuid.UUID, format="uuid"),
-    decimal.Decimal: Type({"type": ["number", "string"]}, parse_decimal),
+    decimal.Decimal: Type(
+        {"type": ["number", "string"]}, lambda v: decimal.Decimal(str(v))
+    ),
     pathlib.Path: string_type(pathlib.Path),
 }
 
@@ -236,16 +231,13 @@ MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 
 # The keywords of JSON Schema for attributes of pydantic's Field and its constraints.
-KEYWORDS = {
-    "description": "description",
-    "ge": "minimum",
-    "gt": "exclusiveMinimum",
-    "le": "maximum",
-    "lt": "exclusiveMaximum",
-    "min_length": "minLength",
-    "max_length": "maxLength",
-    "pattern": "pattern",
-}
+KEYWORDS = dict(
+    description="description",
+    ge="minimum",
+    gt="exclusiveMinimum",
+    le="maximum",
+    lt="exclusiveMaximum",
+)
 
 
 class Field:
@@ -322,7 +314,7 @@ class TypeBuilder:
             return self.union(args)
         if origin is typing.Literal:
             return self.choice({encode(value): value for value in args})
-        if hasattr(origin, "model_json_schema") and hasattr(origin, "model_validate"):
+        if hasattr(origin, "model_json_schema"):
             return self.model(origin)
         if isinstance(origin, type) and issubclass(origin, enum.Enum):
             members = {encode(enum_value(member)): member for member in origin}
@@ -357,8 +349,6 @@ class TypeBuilder:
             for part in [note, *getattr(note, "metadata", [])]:
                 for attribute, keyword in KEYWORDS.items():
                     value = getattr(part, attribute, None)
-                    if schema.get("type") == "array":
-                        keyword = keyword.replace("Length", "Items")
                     if type(value) in (str, int, float):
                         schema[keyword] = value
         return Type(schema, inner.convert, inner.null)
@@ -530,27 +520,25 @@ def trace_of(e):
 
 SECTION = re.compile(r"((Keyword |Other )?(Arg(ument)?|Param(eter)?)s|Attributes):\s*")
 ENTRY = re.compile(r"(\*{0,2}\w+(?:,\s*\*{0,2}\w+)*)\s*(?:\([^)]*\))?:(?:\s+(.*))?")
-# A parameter in reST and in Epytext.
+# A parameter in reST's form, or a field that is left out.
 FIELD = re.compile(
-    r"(?::(?:param|parameter|arg|argument|key|keyword|ivar|var|cvar)\s+(?:[^:]*\s)?"
-    r"|@param\s+)(\*{0,2}\w+):\s*(.*)"
+    r":(?:param(?:eter)?|arg(?:ument)?|key(?:word)?|[ic]?var)\s+"
+    r"(?:[^:]*\s)?(\*{0,2}\w+):\s*(.*)"
+    r"|:(?:(?:raises?|type) [^:]+|rtype|platform|synopsis):.*"
 )
-# A result, and fields that are left out.
-RESULT = re.compile(r":returns?:\s*(.*)")
-OTHER = re.compile(r":(?:(?:type|raises?|except|exception) .+|rtype|platform|synopsis):.*")
-NO_TEXT = re.compile(r"[-=#~]{3,}|\.\. [\w-]+::.*")  # rules, directives of reST
-NUMPY = re.compile(r"(?m)^(\w[\w ]*)\n-{3,}\n((?:(?!.*\n-{3}).*\n)*)")
+NUMPY = re.compile(
+    r"(?m)^(Returns|Yields|Other Parameters|Parameters|Attributes)\n-{3,}\n"
+    r"((?:(?!.*\n-{3}|@).*\n)*)"
+)
 
 
 def to_google(match):
     """Rewrites a section of a docstring from NumPy's form to Google's."""
-    title, body = match[1] + ":", match[2]
-    if SECTION.fullmatch(title):
-        body = re.sub(r"(?m)^([^\s:@][^:\n]*?) *(:.*)?$", r" \1:", body)
-    elif title in ("Returns:", "Yields:"):
+    title, body = match.groups()
+    if title in ("Returns", "Yields"):
         text = re.findall(r"(?m)^[ \t]+(.*)", body) or [body]
         return f"@returns {' '.join(text).strip()}\n\n"
-    return f"{title}\n{body}"
+    return title + ":\n" + re.sub(r"(?m)^(\w[^:\n]*?|\*.*?) *(:.*)?$", r" \1:", body)
 
 
 def parse_doc(doc):
@@ -566,20 +554,16 @@ def parse_doc(doc):
     # -1 before the first entry.
     entries = None
     for line in NUMPY.sub(to_google, inspect.cleandoc(doc or "") + "\n").splitlines():
-        body = line.strip()
+        body = re.sub(r"^:returns?:", "@returns", line.strip())
         indent = len(line) - len(line.lstrip())
         field = FIELD.fullmatch(body)
-        result = RESULT.fullmatch(body)
-        if NO_TEXT.fullmatch(body):
-            continue
-        if field or OTHER.fullmatch(body):
-            name = field[1] if field else ""
-            docs[name] = field[2] if field else ""
-            entries = None
-        elif result:
+        if body.startswith("@"):
             name = entries = None
-            if result[1]:
-                text.append("@returns " + result[1])
+            text.append(body)
+        elif field:
+            name = field[1] or ""
+            docs[name] = field[2] or ""
+            entries = None
         elif indent == 0 and SECTION.fullmatch(body):
             name = None
             entries = -1
@@ -1154,14 +1138,10 @@ def take_stdio():
 
 
 def defined_functions(body):
-    """Yields the functions that statements define, in their order.
-
-    It yields their names and outermost decorators ("" for none).
-    """
+    """Yields the names of the functions that statements define, in their order."""
     for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            decorator = statement.decorator_list[:1]
-            yield statement.name, "".join("@" + ast.unparse(d) for d in decorator)
+            yield statement.name
         elif not isinstance(statement, ast.ClassDef):
             for block in ("body", "handlers", "orelse", "finalbody"):  # if, try, with
                 yield from defined_functions(getattr(statement, block, []) or [])
@@ -1180,32 +1160,23 @@ def load(path, text):
     module = importlib.util.module_from_spec(spec)
     sys.modules[own_name] = module  # dataclasses, pickle and typing look there
     exec(compile(tree, path, "exec", dont_inherit=True), vars(module))
-    functions = dict(defined_functions(tree.body))
+    functions = dict.fromkeys(defined_functions(tree.body))
     public = getattr(module, "__all__", functions)
     methods = []
-    for function_name, decorator in functions.items():
+    for function_name in functions:
         function = getattr(module, function_name, None)
         if function_name.startswith("_") or function_name not in public or function is None:
             continue
-        reason = f"its value is a {type(function).__name__} from {decorator or 'elsewhere'}"
+        reason = f"its value, a {type(function).__name__}, is not defined in this file"
         try:
-            if is_method(function, decorator, path):
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            if callable(function) and code and code.co_filename == path:
                 methods.append(Method(function_name, function))
                 continue
         except Exception as e:  # such as an annotation that can't be read
             reason = message_of(e)
         problems.append(f"{function_name} is not offered: {reason}")
     return name, module, methods
-
-
-def is_method(function, decorator, path):
-    """Reports whether the value of a function's name is a function of the file at path.
-
-    A decorator may return a function of another file.
-    """
-    plain = inspect.unwrap(function)
-    own = getattr(getattr(plain, "__code__", None), "co_filename", "") == path
-    return callable(function) and (own or decorator and inspect.isfunction(plain))
 
 
 def explain(e, path):
@@ -1229,8 +1200,6 @@ def explain(e, path):
         where = f"run by {sys.executable}: {where}"
     if isinstance(e, ModuleNotFoundError):
         text += ": install it into a .venv, or list it in a # /// script block"
-    elif "no known parent package" in text:
-        text += ": a module is in no package: write import NAME"
     return f"{where}: {' '.join(text.split())}"
 
 
@@ -1252,10 +1221,9 @@ def main():
     lines, out = take_stdio()
     text = pathlib.Path(path).read_bytes()
     if SERVER.search(text):
-        base = os.path.basename(path)
-        name = base.replace(".usher", "")
-        entry = '{"command": "python3", "args": ["%s"]}' % name
-        fail(f"{base}: it is an MCP server: rename it {name} and host it by a .mcp.json: {entry}")
+        name = os.path.basename(path)
+        entry = '{"command": "python3", "args": ["%s"]}' % name.replace(".usher", "")
+        fail(f"{name}: it is an MCP server: rename it, and host it by a .mcp.json: {entry}")
     # The top level of a module may use the loop. On Python 3.9, a Lock binds to it.
     loop = new_loop() if b"asyncio" in text else None
     try:
