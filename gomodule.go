@@ -277,15 +277,14 @@ func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary strin
 		filepath.Join(dir, goMainName): mainFile,
 		filepath.Join(dir, module):     copied,
 	}
-	err := os.WriteFile(mainFile, []byte(s.generateMain()), 0o600)
-	if err == nil {
-		err = os.WriteFile(copied, s.text, 0o600)
-	}
-	if err == nil {
-		err = os.WriteFile(overlayFile, marshal(map[string]any{"Replace": replace}), 0o600)
-	}
-	if err != nil {
-		return newParts(nil), err
+	for path, text := range map[string][]byte{
+		mainFile:    []byte(s.generateMain()),
+		copied:      s.text,
+		overlayFile: marshal(map[string]any{"Replace": replace}),
+	} {
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			return newParts(nil), err
+		}
 	}
 	// The main comes first, because variables are initialized in the order of the files. No
 	// -tags: named files are built whatever their constraints are, and the tag must not reach

@@ -56,8 +56,8 @@ func TestFoldersAreSearched(t *testing.T) {
 	out, _, _ := usher(t, "modules", "-scope", dir, dir)
 	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
 		"gone.usher\n  not hosted: no such file",
-		"no_line\" can't start: it must begin with a line such as #!/bin/sh\n",
-		"crlf\" can't start: the program in its first line",
+		"no_line\" can't start: it must begin with a line such as #!/bin/sh ",
+		`crlf" can't start: it must begin with a line such as #!/bin/sh that ends with \n and names a program`,
 		"x.usher.rb\n  not hosted: unsupported file: want .usher, .usher.go, ")
 }
 

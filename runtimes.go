@@ -235,7 +235,7 @@ func configModules(raw []byte, dir string) ([]source, error) {
 	}
 	servers := members(raw).object("mcpServers")
 	if servers == nil {
-		return nil, errors.New(`it has no "mcpServers" (not "servers"): want {"mcpServers": {"NAME": {"command": "…"}}}`)
+		return nil, errors.New(`no "mcpServers" (not "servers"): want {"mcpServers": {"NAME": {"command": "…"}}}`)
 	}
 	var list []source
 	for _, server := range servers {
@@ -281,7 +281,8 @@ func (s *source) readEntry(entry object, dir string) error {
 			continue
 		}
 		if parts := shellVariable.FindStringSubmatch(string(f.value)); parts != nil {
-			hint := fmt.Sprintf("%q: %s is not expanded: write ${%s}", f.key, parts[1], cmp.Or(parts[2], "HOME"))
+			name := cmp.Or(parts[2], "HOME")
+			hint := fmt.Sprintf("%q: %s is not expanded: write ${%s}", f.key, parts[1], name)
 			if f.key != "args" && f.key != "env" {
 				return errors.New(hint)
 			}
@@ -371,11 +372,8 @@ func (l launch) withEnvFile() (launch, error) {
 
 // startError explains a system error from starting a program that exists.
 func startError(err error) error {
-	switch {
-	case errors.Is(err, syscall.ENOEXEC):
-		return errors.New("it must begin with a line such as #!/bin/sh")
-	case errors.Is(err, fs.ErrNotExist):
-		return errors.New(`the program in its first line is missing, or that line ends with \r`)
+	if errors.Is(err, syscall.ENOEXEC) || errors.Is(err, fs.ErrNotExist) {
+		return errors.New(`it must begin with a line such as #!/bin/sh that ends with \n and names a program`)
 	}
 	return err
 }
@@ -386,7 +384,7 @@ var shellVariable = regexp.MustCompile(`"(~|\$([A-Z_][A-Z0-9_]*))`)
 // variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a
 // client would ask its user for.
 var variable = regexp.MustCompile(
-	`\$\{(?:input:[^}"]*|(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(:-(?:[^}"\\]|\\.)*)?)\}`)
+	`\$\{(?:env:)?(input:[^}"]*|[A-Za-z_][A-Za-z0-9_]*)(:-(?:[^}"\\]|\\.)*)?\}`)
 
 // expandVariables replaces ${VAR}, ${env:VAR} and ${VAR:-default} in the strings of valid
 // JSON.
@@ -397,14 +395,12 @@ func expandVariables(raw string) (out string, err error) {
 		fallback := match[2]
 		value, set := os.LookupEnv(name)
 		switch {
-		case name == "":
-			err = fmt.Errorf("can't expand %s: write ${NAME} or ${NAME:-default}", reference)
 		case isSecretVariable(name):
 			err = fmt.Errorf("${%s}: webhook secrets never reach modules", name)
 		case value == "" && fallback != "":
 			return fallback[len(":-"):]
 		case !set:
-			err = fmt.Errorf("${%s} is not set: set it, or write ${%s:-value}", name, name)
+			err = fmt.Errorf("${%s} is not set: set it, or write ${NAME:-value}", name)
 		}
 		inString := quote(value)
 		return string(inString[1 : len(inString)-1])
@@ -528,8 +524,8 @@ func (s *scan) folder(path string) {
 		case isModule:
 			s.file(at, module, kind)
 		case foreignModule.MatchString(name):
-			endings := strings.Join(sortedKeys(moduleEndings), ", .usher")
-			s.add(at, at, source{Invalid: errors.New("unsupported file: want .usher" + endings)})
+			const want = "unsupported file: want .usher, .usher.go, .usher.js, .usher.py, .usher.sh or .usher.ts"
+			s.add(at, at, source{Invalid: errors.New(want)})
 		}
 	}
 }
@@ -545,7 +541,7 @@ var unsearched = regexp.MustCompile(`(^|/)(\.[^/]*|node_modules|vendor)/`)
 func isSearched(path string, roots []string) bool {
 	return slices.ContainsFunc(roots, func(root string) bool {
 		below, err := filepath.Rel(root, path) // begins with ../ if it is not below
-		return err == nil && !unsearched.MatchString(filepath.ToSlash(below))
+		return err == nil && !unsearched.MatchString(below)
 	})
 }
 

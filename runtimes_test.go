@@ -60,7 +60,7 @@ func TestConfigIsExpanded(t *testing.T) {
 		{"variables as others write them",
 			`{"command":"x","args":["${env:HOME}/y","${env:NO:-d}"]}`, "x /h/y|d"},
 		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`,
-			"can't expand ${input:api-key}"},
+			"${input:api-key} is not set"},
 		{"what looks like a variable", `{"command":"$x","args":["$5","a$HOME","$"]}`, `$x $5|a$HOME|$`},
 		{"what a shell would replace in arguments", `{"command":"x","args":["a","$HOME/y"]}`,
 			`x a|$HOME/y  "args": $HOME is not expanded: write ${HOME}`},
@@ -117,8 +117,8 @@ func TestConfigErrorNamesTheLine(t *testing.T) {
 	const key = " looking for beginning of object key string (no comments, no comma at the end)"
 	for raw, want := range map[string]string{
 		``:                                "unexpected end",
-		`{"servers":{}}`:                  `it has no "mcpServers" (not "servers"): want {"mcp`,
-		`{"a":{"command":"x"}}`:           `it has no "mcpServers"`,
+		`{"servers":{}}`:                  `no "mcpServers" (not "servers"): want {"mcp`,
+		`{"a":{"command":"x"}}`:           `no "mcpServers"`,
 		"{\n // no\n}":                    "at line 2: invalid character '/'" + key,
 		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3: invalid character '}'" + key,
 	} {

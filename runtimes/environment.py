@@ -18,9 +18,11 @@ import subprocess
 import sys
 import tempfile
 
-sys.tracebacklimit = 0  # an exception is about the file, and its text says enough
+# an exception is about the file, and its text says enough
+sys.tracebacklimit = 0
 try:
-    import ensurepip  # python -m venv fails without both
+    # python -m venv fails without both
+    import ensurepip
     import venv
 except ImportError as e:
     sys.exit(f"{e}: install Python's venv and pip (Debian: python3-venv)")
@@ -58,7 +60,8 @@ def make(environment, block):
 
 
 os.umask(0o077)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exiting removes the temporary folder
+# exiting removes the temporary folder
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 path, folder = sys.argv[1:]
 with open(path, encoding="utf-8") as file:
     blocks = re.findall(r"(?m)^# /// script\n((?:#(?: .*)?\n)+)# ///$", file.read())

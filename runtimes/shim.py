@@ -111,7 +111,8 @@ def result(value):
     try:
         kind = "bytes" if isinstance(value, (bytes, bytearray)) else "value"
         return '{"_meta":{"usher/%s":%s}}' % (kind, encode(value))
-    except Exception as e:  # NaN, a cycle, an unknown type, a property that raises
+    # NaN, a cycle, an unknown type, a property that raises
+    except Exception as e:
         return failure(f"the result can't be written as JSON: {message_of(e)}")
 
 
@@ -121,14 +122,16 @@ def message_of(e):
         text = str(e)
     except Exception:
         text = ""
-    if isinstance(e, (KeyError, SystemExit)):  # the text is only the key or the status
+    # the text is only the key or the status
+    if isinstance(e, (KeyError, SystemExit)):
         return f"{type(e).__name__}: {text}"
     return text or type(e).__name__
 
 
 # ---- Reading JSON: types and their schemas
 
-REQUIRED = object()  # the default of a parameter that has none
+# the default of a parameter that has none
+REQUIRED = object()
 
 
 class Type:
@@ -251,7 +254,8 @@ class Field:
         # requiring x, so it doesn't need the null.
         self.schema = dict(type_.schema if default is None else type_.full_schema())
         if doc:
-            self.schema["description"] = doc  # more specific than the type's own
+            # more specific than the type's own
+            self.schema["description"] = doc
         if default is not REQUIRED and default is not None:
             try:
                 self.schema["default"] = json.loads(encode(default))
@@ -274,7 +278,8 @@ def convert_fields(fields, given):
         if f.name not in given:
             continue
         if given[f.name] is None and not f.required and not f.type.null:
-            continue  # null for an optional field means that it's left out
+            # null for an optional field means that it's left out
+            continue
         try:
             values[f.name] = f.type.convert(given[f.name])
         except Exception as e:
@@ -294,7 +299,8 @@ class TypeBuilder:
     def __init__(self):
         self.defs = {}
         self.converters = {}  # by class
-        self.open = []  # classes that are being written out
+        # classes that are being written out
+        self.open = []
         self.recursive = set()  # classes that contain themselves
 
     def build(self, hint):
@@ -304,7 +310,8 @@ class TypeBuilder:
         """
         try:
             return TYPES[hint]
-        except (KeyError, TypeError):  # TypeError: the annotation isn't hashable
+        # TypeError: the annotation isn't hashable
+        except (KeyError, TypeError):
             pass
         origin = typing.get_origin(hint) or hint
         args = typing.get_args(hint)
@@ -378,7 +385,8 @@ class TypeBuilder:
 
         def convert(value):
             if type(value) in (int, float) and type(value) in args:
-                return value  # 1 for "float | int" stays an int
+                # 1 for "float | int" stays an int
+                return value
             for part in parts[:-1]:
                 try:
                     return part.convert(value)
@@ -459,7 +467,8 @@ class TypeBuilder:
             if default is dataclasses.MISSING:
                 default = REQUIRED
                 if f.default_factory is not dataclasses.MISSING:
-                    default = None  # each call makes a new one, so no schema shows it
+                    # each call makes a new one, so no schema shows it
+                    default = None
             type_ = self.build(hints.get(f.name, typing.Any))
             doc = docs.get(f.name) or f.metadata.get("description")
             fields.append(Field(f.name, type_, default, doc))
@@ -479,7 +488,8 @@ class TypeBuilder:
         return fields
 
 
-problems = []  # with the module's functions, for their author
+# with the module's functions, for their author
+problems = []
 
 
 def hints_of(thing):
@@ -549,7 +559,8 @@ def parse_doc(doc):
     """
     text = []
     docs = {}
-    name = None  # the parameter that an indented line continues, "" for none of them
+    # the parameter that an indented line continues, "" for none of them
+    name = None
     # The indentation of entries in a section of Google's form: None outside of one,
     # -1 before the first entry.
     entries = None
@@ -603,7 +614,8 @@ def class_doc(cls):
 def signature_of(function):
     try:
         return inspect.signature(function)
-    except NameError:  # Python 3.14 and newer evaluate annotations on demand
+    # Python 3.14 and newer evaluate annotations on demand
+    except NameError:
         import annotationlib
 
         return inspect.signature(
@@ -623,7 +635,8 @@ class Method:
             or inspect.isasyncgenfunction(function)
         )
         self.fields = []
-        self.rest = None  # the name of **kwargs, whose Type is rest_type
+        # the name of **kwargs, whose Type is rest_type
+        self.rest = None
 
         plain = inspect.unwrap(function)
         # Tags of usher count in a comment above the function too.
@@ -632,16 +645,9 @@ class Method:
         text, docs = parse_doc("\n".join([doc, *tags]))
         hints = hints_of(plain)
         builder = TypeBuilder()
-        self.defaults = {}  # from pydantic's Field
         for p in self.signature.parameters.values():
             hint = hints.get(p.name, typing.Any)
             default = REQUIRED if p.default is p.empty else p.default
-            if hasattr(default, "is_required"):
-                hint = typing.Annotated[hint, default]
-                default = REQUIRED
-                if not p.default.is_required():
-                    default = p.default.get_default(call_default_factory=True)
-                self.defaults[p.name] = default
             if p.kind is p.VAR_POSITIONAL:
                 hint = typing.List[hint]
                 default = None
@@ -663,7 +669,7 @@ class Method:
 
     def call(self, arguments):
         """Calls the function. It ignores arguments that no parameter takes."""
-        values = {**self.defaults, **convert_fields(self.fields, arguments)}
+        values = convert_fields(self.fields, arguments)
         webhook = self.signature.parameters.get(WEBHOOK)
         if webhook:
             default = None if webhook.default is webhook.empty else webhook.default
@@ -715,7 +721,8 @@ class Call:
         # that it has ended, if usher cancelled it.
         self.ended = False
         self.cancelled = False  # by usher
-        self.loop = None  # the event loop, if the call runs on it
+        # the event loop, if the call runs on it
+        self.loop = None
         self.task = None  # on the loop
         # The future of the client's latest answer.
         self.asked = None
@@ -778,7 +785,8 @@ class Call:
             if inspect.isgenerator(value):
                 value = self.drain(value)
             self.answer(result(value))
-        except BaseException as e:  # SystemExit would end the thread without an answer
+        # SystemExit would end the thread without an answer
+        except BaseException as e:
             self.fail(e)
         self.finish()
 
@@ -803,7 +811,8 @@ class Call:
             elif inspect.isawaitable(value):
                 value = await value
             self.answer(result(value))
-        except BaseException as e:  # SystemExit would end the loop and the process
+        # SystemExit would end the loop and the process
+        except BaseException as e:
             if not (self.ended and isinstance(e, asyncio.CancelledError)):
                 self.fail(e)
 
@@ -854,7 +863,8 @@ class Call:
                 except RuntimeError as e:
                     step, value = generator.athrow, e.with_traceback(None)
         finally:
-            await generator.aclose()  # also if the call is cancelled while it asks
+            # also if the call is cancelled while it asks
+            await generator.aclose()
 
     def take(self, item):
         """Handles what a generator yielded.
@@ -979,7 +989,8 @@ class Server:
                 while data:
                     data = data[os.write(self.out, data) :]
             except OSError:
-                pass  # usher is gone, so stdin ends too
+                # usher is gone, so stdin ends too
+                pass
 
     def report_parts(self):
         """Tells usher which files the module has loaded since the last report."""
@@ -1042,7 +1053,8 @@ class Server:
             try:
                 self.loop.run_forever()
             except BaseException:
-                pass  # SystemExit in a task that a module started; asyncio logs it
+                # SystemExit in a task that a module started; asyncio logs it
+                pass
 
     def receive(self, line):
         """Handles one line from usher."""
@@ -1062,7 +1074,8 @@ class Server:
                 call.cancel(by_usher=True)
         elif method == "tools/call" and params.get("name") in self.methods:
             Call(self, id_, self.methods[params["name"]], params).start()
-        elif id_ is not None:  # other notifications need no reaction
+        # other notifications need no reaction
+        elif id_ is not None:
             answer = self.reply(method, params)
             if answer is None:
                 message = f"unknown method or tool in {method}"
@@ -1151,14 +1164,16 @@ def load(path, text):
     """Runs the text as the module at path. Returns its name, itself and its methods."""
     folder, base = os.path.split(path)
     name = base.split(".usher")[0]
-    sys.path[0] = folder  # a module imports its own neighbors, not those of this file
+    # a module imports its own neighbors, not those of this file
+    sys.path[0] = folder
     sys.argv = [path]
     tree = ast.parse(text, path)
     # A file calendar.usher.py may still import calendar from the standard library.
     own_name = name + "_usher"
     spec = importlib.util.spec_from_file_location(own_name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[own_name] = module  # dataclasses, pickle and typing look there
+    # dataclasses, pickle and typing look there
+    sys.modules[own_name] = module
     exec(compile(tree, path, "exec", dont_inherit=True), vars(module))
     functions = dict.fromkeys(defined_functions(tree.body))
     public = getattr(module, "__all__", functions)
@@ -1173,7 +1188,8 @@ def load(path, text):
             if callable(function) and code and code.co_filename == path:
                 methods.append(Method(function_name, function))
                 continue
-        except Exception as e:  # such as an annotation that can't be read
+        # such as an annotation that can't be read
+        except Exception as e:
             reason = message_of(e)
         problems.append(f"{function_name} is not offered: {reason}")
     return name, module, methods
@@ -1196,7 +1212,8 @@ def explain(e, path):
         if own and os.path.exists(file):
             where = f"{os.path.relpath(file, folder)}:{line}"
     text = f"{type(e).__name__}: {reason}"
-    if isinstance(e, ImportError):  # its packages may belong to another Python
+    # its packages may belong to another Python
+    if isinstance(e, ImportError):
         where = f"run by {sys.executable}: {where}"
     if isinstance(e, ModuleNotFoundError):
         text += ": install it into a .venv, or list it in a # /// script block"
@@ -1228,7 +1245,8 @@ def main():
     loop = new_loop() if b"asyncio" in text else None
     try:
         name, module, methods = load(path, text)
-    except BaseException as e:  # including sys.exit at the top level
+    # including sys.exit at the top level
+    except BaseException as e:
         fail(explain(e, path))
     Server(name, module.__doc__, methods, loop, out).run(lines)
 

@@ -71,8 +71,8 @@ def gathered(first, second=2, *others: int, last=4):
     return [first, second, others, last]
 
 
-def named(one: stub.Model, times: int = stub.Field(default=2), more: List[stub.Model] = ()):
-    return [one.name * times, one, *more]
+def named(one: stub.Model, more: List[stub.Model] = ()):
+    return [one.name, one, *more]
 
 
 def handle_hook(_webhook, name: str = "none"):

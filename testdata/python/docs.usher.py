@@ -98,9 +98,8 @@ def epytext(a):
 
 def fields(
     digit: Annotated[int, stub.Field(description="a digit", metadata=[stub.Limit(ge=1, le=9)])],
-    names: Annotated[List[str], stub.Field(min_length=1)],
-    text: str = stub.Field(description="a text", pattern="^a"),
-    times: int = stub.Field(default=2, lt=9),
+    text: Annotated[str, stub.Field(description="a text")],
+    times: Annotated[int, stub.Field(lt=9)] = 2,
 ):
     """Is annotated as FastMCP's tools are."""
 

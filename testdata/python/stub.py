@@ -10,13 +10,6 @@ class Field:
     def __init__(self, metadata=(), **given):
         vars(self).update(given)
         self.metadata = [*metadata, *(Limit(**{k: v}) for k, v in given.items())]
-        self.given = given
-
-    def is_required(self):
-        return "default" not in self.given
-
-    def get_default(self, call_default_factory):
-        return self.given["default"]
 
 
 class Model:
