@@ -7,7 +7,6 @@ package main
 import (
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -272,9 +271,6 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 		return
 	}
 	delete(c.open, victim)
-	if secure, ok := victim.(*tls.Conn); ok {
-		victim = secure.NetConn() // the Close of a TLS connection may wait for the client
-	}
 	victim.Close()
 }
 

@@ -223,7 +223,7 @@ type pageContent struct {
 // servePage shows a browser the modules in the requester's own view. The page counts for its
 // principal until it is written.
 func (d *daemon) servePage(x *reservation) error {
-	url := cmp.Or(d.flags.publicURL, d.scheme+"://"+x.req.Host+"/")
+	url := cmp.Or(d.flags.publicURL, "http://"+x.req.Host+"/")
 	x.refuse = func(e *fault) {
 		reason := strings.TrimSuffix(e.Msg, ": "+howToPresent) // the page has a field for a code
 		_ = d.writePage(x, e.Status, pageContent{Refused: clipText(reason, maxError), Coded: true, URL: url})

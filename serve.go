@@ -16,7 +16,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
@@ -81,8 +80,6 @@ type serveFlags struct {
 	watch        *bool         // nil if the flag is not given
 	webhooks     webhookConfig // complete after check
 	maxBody      int64         // bytes
-	tlsCert      string        // path
-	tlsKey       string        // path
 }
 
 // declareServeFlags declares the flags of usher serve, except -base. Flags that are parsed by a
@@ -114,8 +111,6 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 		"give up on a webhook's method after `DURATION`")
 	fs.BoolVar(&f.webhooks.logArguments, "log-arguments", false,
 		"log the arguments of calls and deliveries, also those that are secret")
-	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
-	fs.StringVar(&f.tlsKey, "tls-key", "", "the key of -tls-cert is in `FILE`")
 	return f
 }
 
@@ -186,8 +181,6 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s is empty or has white space around it: change or unset it",
 			webhookSecretVar)
-	case (f.tlsCert == "") != (f.tlsKey == ""):
-		return usageErrorf("-tls-cert and -tls-key: set both or neither")
 	case f.webhooks.timeout <= 0:
 		return usageErrorf("-webhook-timeout: want more than 0")
 	case f.registry.CallTimeout < 0 || f.registry.Idle < 0:
@@ -249,9 +242,7 @@ type daemon struct {
 	bannered atomic.Bool // the banner shows the modules
 
 	record   daemonRecord
-	scheme   string // of its URL
 	listener net.Listener
-	lastCert atomic.Pointer[tls.Certificate] // the last one that could be loaded; nil without TLS
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
@@ -381,7 +372,7 @@ func (d *daemon) announce(roots []string) error {
 		addr.IP = net.IPv4(127, 0, 0, 1)
 	}
 	d.record = daemonRecord{
-		URL:             cmp.Or(d.flags.publicURL, d.scheme+"://"+addr.String()+"/"),
+		URL:             cmp.Or(d.flags.publicURL, "http://"+addr.String()+"/"),
 		Roots:           roots,
 		Records:         d.flags.registry.Records,
 		RequireClaim:    d.flags.requireClaim,
@@ -399,45 +390,13 @@ func (d *daemon) announce(roots []string) error {
 	return nil
 }
 
-// listen opens the address. It loads the certificate once, so that a wrong file is an error of
-// the start and not of the first client.
+// listen opens the address.
 func (d *daemon) listen() (err error) {
-	d.scheme = "http"
 	d.listener, err = net.Listen("tcp", d.flags.addr)
 	if err != nil {
 		return fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
 	}
-	if d.flags.tlsCert == "" {
-		return nil
-	}
-	if _, err := d.certificate(nil); err != nil {
-		return fmt.Errorf("-tls-cert and -tls-key: %w", err)
-	}
-	d.scheme = "https"
-	d.listener = tls.NewListener(d.listener, &tls.Config{
-		GetCertificate: d.certificate,
-		NextProtos:     []string{"http/1.1"}, // nothing would count the streams of HTTP/2
-	})
 	return nil
-}
-
-// certificate returns the certificate for a new connection. It reads the files each time,
-// which takes less time than the handshake. If it can't load them, for example because a
-// renewal has replaced only one of them, it returns the previous certificate.
-func (d *daemon) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-	cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
-	if err == nil {
-		d.lastCert.Store(&cert)
-		return &cert, nil
-	}
-	// A renewal replaces two files, one after the other. A client that connects in between must
-	// not notice, nor must all clients if the renewal has failed.
-	last := d.lastCert.Load()
-	if last == nil {
-		return nil, err
-	}
-	d.log.Warn("using the previous certificate", "why", err)
-	return last, nil
 }
 
 // serve answers requests until ctx ends. Then it ends the streams at once, waits for

@@ -3,12 +3,6 @@
 package main
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"math/big"
 	"net/http"
 	"os"
@@ -16,7 +10,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 )
@@ -89,7 +82,6 @@ func TestServeRefuses(t *testing.T) {
 			"without a path"},
 		{"a host with a scheme", "-allow-host https://x.example", nil, 2, "host name"},
 		{"a negative time", "-call-timeout -5s", nil, 2, "want 0 or more"},
-		{"half a certificate", "-tls-cert x", nil, 2, "-tls-cert and -tls-key: "},
 		{"an unknown log form", "-log xml", nil, 2, "text or json"},
 		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, " is empty"},
 		{"its own folder from within", dir,
@@ -119,56 +111,6 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 	await(t, "all goroutines to end", func() bool {
 		return runtime.NumGoroutine() <= before
 	})
-}
-
-// writeCertificate writes the files cert and key into dir.
-func writeCertificate(t *testing.T, dir string, serial int64) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	is := &x509.Certificate{SerialNumber: big.NewInt(serial)}
-	cert, _ := x509.CreateCertificate(rand.Reader, is, is, key.Public(), key)
-	raw, _ := x509.MarshalPKCS8PrivateKey(key)
-	write(t, dir+"/cert",
-		string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})))
-	write(t, dir+"/key",
-		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})))
-}
-
-// A renewed certificate is used without a restart. While its files do not match, the
-// previous one is.
-func TestCertificateIsReadAgain(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	flags := &serveFlags{addr: "127.0.0.1:0", tlsCert: dir + "/cert", tlsKey: dir + "/key"}
-	d := &daemon{flags: flags, log: quiet}
-	writeCertificate(t, dir, 1)
-	must(t, d.listen())
-	defer d.listener.Close()
-	wantSerial := func(want int64) {
-		t.Helper()
-		var accepting sync.WaitGroup
-		accepting.Go(func() {
-			conn, _ := d.listener.Accept()
-			conn.(*tls.Conn).Handshake()
-			conn.Close()
-		})
-		config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}}
-		conn, err := tls.Dial("tcp", d.listener.Addr().String(), config)
-		must(t, err)
-		state := conn.ConnectionState()
-		check(t, "serial number", state.PeerCertificates[0].SerialNumber.Int64(), want)
-		check(t, "the protocol, of h2 and http/1.1", state.NegotiatedProtocol, "http/1.1")
-		conn.Close()
-		accepting.Wait()
-	}
-	wantSerial(1)
-	writeCertificate(t, dir, 2)
-	wantSerial(2)
-	write(t, dir+"/key", "half a key")
-	wantSerial(2)
-	writeCertificate(t, dir, 3)
-	wantSerial(3)
 }
 
 // The first record of the log has the version and the address, the last one says why the

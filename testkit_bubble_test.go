@@ -82,7 +82,6 @@ func (b *bubble) start(t *testing.T) {
 	})
 	d := &daemon{
 		flags:    &serveFlags{},
-		scheme:   "http",
 		log:      log,
 		server:   b.server,
 		registry: b.server.modules,
