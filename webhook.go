@@ -213,7 +213,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	}
 	switch {
 	case claimants != nil:
-		return httpErrorf(http.StatusConflict, "several webhooks have this path: see usher modules for those of %s",
+		return httpErrorf(http.StatusConflict, "several webhooks have this path: see usher modules for %s",
 			itemNames(claimants))
 	case tool == nil && !ready:
 		return httpErrorf(http.StatusServiceUnavailable,
@@ -274,22 +274,21 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 // 4xx says that the same delivery will fail again, 5xx that it may succeed later.
 func callError(ctx context.Context, err error) error {
 	answer, isAnswer := errors.AsType[*fault](err)
-	argument, isArgument := errors.AsType[*argumentError](err)
+	_, isArgument := errors.AsType[*argumentError](err)
 	rpc, isRPC := errors.AsType[*rpcError](err)
+	status := http.StatusInternalServerError
 	switch {
 	case isAnswer:
 		return answer
-	case isArgument:
-		return httpErrorf(http.StatusBadRequest, "%v", argument)
+	case isArgument || isRPC && rpc.Code == codeInvalidParams: // the sender's mistake
+		status = http.StatusBadRequest
 	case errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout):
 		return httpErrorf(http.StatusGatewayTimeout,
 			"the method did not answer in time (-webhook-timeout, -call-timeout)")
 	case !isRPC: // the module can't start, or has crashed
-		return httpErrorf(http.StatusBadGateway, "%v", err)
-	case rpc.Code == codeInvalidParams: // a program refuses what its schema accepts: the sender's mistake
-		return httpErrorf(http.StatusBadRequest, "%s", rpc.Message)
+		status = http.StatusBadGateway
 	}
-	return httpErrorf(http.StatusInternalServerError, "%s", rpc.Message)
+	return httpErrorf(status, "%v", err)
 }
 
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
@@ -451,7 +450,11 @@ func formParams(form *multipart.Form, s *schema) (list object) {
 	values := make(map[string][]json.RawMessage)
 	for name, texts := range form.Value {
 		for _, text := range texts {
-			values[name] = append(values[name], fieldText(text))
+			value := textOrBase64([]byte(text))
+			if value.key == "base64" {
+				value.value = object{value}.encode()
+			}
+			values[name] = append(values[name], value.value)
 		}
 	}
 	for name, files := range form.File {
@@ -474,30 +477,25 @@ func formParams(form *multipart.Form, s *schema) (list object) {
 	return list
 }
 
-// fileValue converts a file in a form: to text if it is valid UTF-8, else to base64. The name of
-// the file has no folders: package multipart removes them.
+// fileValue converts a file in a form. The name of the file has no folders: package multipart
+// removes them.
 func fileValue(file *multipart.FileHeader) json.RawMessage {
 	reader, _ := file.Open() // can't fail, because the file is in memory
 	content, _ := io.ReadAll(reader)
-	value := map[string]any{
-		"filename":    file.Filename,
-		"contentType": file.Header.Get("Content-Type"),
-		"size":        file.Size,
-	}
-	if utf8.Valid(content) {
-		value["text"] = string(content)
-	} else {
-		value["base64"] = content
-	}
-	return marshal(value)
+	return object{
+		{"contentType", quote(file.Header.Get("Content-Type"))},
+		{"filename", quote(file.Filename)},
+		{"size", marshal(file.Size)},
+		textOrBase64(content),
+	}.encode()
 }
 
-// fieldText converts the text of a field: to base64 unless it is UTF-8.
-func fieldText(text string) json.RawMessage {
-	if utf8.ValidString(text) {
-		return quote(text)
+// textOrBase64 returns a member text with the bytes of a sender or, if they are not UTF-8, base64.
+func textOrBase64(content []byte) member {
+	if utf8.Valid(content) {
+		return member{"text", quote(string(content))}
 	}
-	return object{{"base64", marshal([]byte(text))}}.encode()
+	return member{"base64", marshal(content)}
 }
 
 // fieldValue returns the value of a parameter for the texts and files that a form or a command line
