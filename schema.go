@@ -131,8 +131,8 @@ func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage 
 	if len(own.without("description", "default")) == 0 {
 		typed := docType(d.kind)
 		if d.kind != "" && typed == nil {
-			want := strings.Join(docTypes, ", ")
-			m.problems = append(m.problems, fmt.Sprintf("@param {%s} %s: want %s", d.kind, d.name, want))
+			m.problems = append(m.problems, fmt.Sprintf("@param {%s} %s: want %s",
+				d.kind, d.name, strings.Join(docTypes, ", ")))
 		}
 		own = append(typed, own...)
 	}
@@ -257,14 +257,14 @@ func parseDoc(doc string, kind Kind) docTags {
 		line = strings.TrimRight(line, "\r\n")
 		effect, rest := t.readTag(line, kind)
 		switch {
-		case kind.singleFile() && noText.MatchString(line):
+		case effect != "" && effect != "text":
+			open = t.apply(effect, rest)
+		case kind.singleFile() && noText.MatchString(rest):
 		case effect == "" && open != nil && (kind == kindNode || strings.TrimSpace(line) != ""):
 			*open = strings.TrimSpace(*open + " " + strings.TrimSpace(line))
-		case effect == "" || effect == "text":
+		default:
 			text = append(text, rest)
 			open = nil
-		default:
-			open = t.apply(effect, rest)
 		}
 	}
 	if t.returns != "" {
@@ -303,6 +303,7 @@ func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 	for _, tag := range protectingTags {
 		if strings.HasPrefix(name, tag) || isSimilar(name, tag, 1) {
 			t.refused = slip("did you mean", tag)
+			return "", line
 		}
 	}
 	if kind.singleFile() && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz") == "" {
@@ -336,7 +337,7 @@ func (t *docTags) apply(effect, text string) *string {
 			return &t.params[len(t.params)-1].text
 		}
 		if !ok {
-			t.problems = append(t.problems, "@param "+text+": want a name, as in @param {string} name")
+			t.problems = append(t.problems, "@param "+text+": want {type} name text")
 		}
 		return new(string)
 	case "none":

@@ -80,7 +80,7 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 		`@param {'a'|string} a`:               "@param {'a'|string} a: " + wantType,
 		`Uses x. @param {int} x`:              `"Uses x. @param {int} x": begin a line with @param`,
 		`@param x what @read-only`:            `"@param x what @read-only": begin a line with @readonly`,
-		`@param {string}`:                     "@param {string}: want a name, as in @param {string} name",
+		`@param {string}`:                     "@param {string}: want {type} name text",
 		`Mail a@param.example, or @parameter`: "",
 	} {
 		check(t, doc, strings.Join(withDoc(t, "shell", doc).problems, "; "), want)
