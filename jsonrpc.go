@@ -66,8 +66,7 @@ type Message struct {
 	Err    *rpcError
 }
 
-func (m *Message) isRequest() bool      { return m.Method != "" && m.ID != nil }
-func (m *Message) isNotification() bool { return m.Method != "" && m.ID == nil }
+func (m *Message) isRequest() bool { return m.Method != "" && m.ID != nil }
 
 // parseMessage parses one message, whose values are then on one line, and splits its params
 // or result. A null result counts as an empty one. Errors are *rpcError: codeParse for invalid
@@ -283,11 +282,8 @@ func members(raw json.RawMessage) object {
 }
 
 // encode returns the object's text, without members whose value is nil.
-func (o object) encode() json.RawMessage { return o.appendTo(make([]byte, 0, o.size())) }
-
-// appendTo appends the object's text, without members whose value is nil.
-func (o object) appendTo(b []byte) []byte {
-	b = append(b, '{')
+func (o object) encode() json.RawMessage {
+	b := append(make([]byte, 0, o.size()), '{')
 	for _, f := range o {
 		if f.value == nil {
 			continue

@@ -717,8 +717,7 @@ func matches(s *schema, value json.RawMessage) bool {
 	if enum := s.values(); enum != nil {
 		var decoded any
 		err := json.Unmarshal(value, &decoded) // fails if a number is too large
-		isEqual := func(one any) bool { return reflect.DeepEqual(one, decoded) }
-		if err != nil || !slices.ContainsFunc(enum, isEqual) {
+		if err != nil || !slices.ContainsFunc(enum, func(one any) bool { return reflect.DeepEqual(one, decoded) }) {
 			return false
 		}
 	}
@@ -823,8 +822,7 @@ func bytesResult(encoded json.RawMessage) object {
 
 // contentOf returns the tool result with one content block.
 func contentOf(block object) object {
-	list := append(block.appendTo([]byte{'['}), ']')
-	return object{{"content", list}}
+	return object{{"content", slices.Concat([]byte{'['}, block.encode(), []byte{']'})}}
 }
 
 // toolResult returns the tool result for a value that a method returned. An object that is a

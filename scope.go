@@ -138,7 +138,7 @@ type admission struct {
 	// member ends with the principal's claim, and when the session ends or gets another
 	// principal. Streams end with it.
 	member context.Context
-	// badCode is set if the request names no session and presents an invalid code. The
+	// badCode is set if the request names no living session, or none and presents an invalid code. The
 	// request may begin a session without a claim, by initialize or the GET of HTTP+SSE; otherwise
 	// this error is its answer.
 	badCode error
@@ -161,12 +161,16 @@ func (a admission) logAttrs() slog.Attr {
 // the answer to a request that is not admitted.
 func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 	a.sender = senderAttrs(r)
+	var stale error // a POST that names no living session may still be initialize
 	for {
 		a.claim = Claim{}
 		if id, inURL := presentedSession(r); id != "" {
 			a.session, a.claim = g.sessions.find(id, inURL)
 			if a.session == nil {
-				return a, errNoSession
+				stale = errNoSession
+			}
+			if stale != nil && r.Method != "POST" {
+				return a, stale
 			}
 		}
 		of := a.claim.claimID // the session's
@@ -175,6 +179,7 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 			return a, err
 		}
 		a.principal, a.badCode, err = decide(facts)
+		a.badCode = cmp.Or(stale, a.badCode)
 		if a.principal != nil && a.principal.exists() {
 			a.claim = a.principal.Claim
 		}
@@ -183,7 +188,7 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 				"in_session", facts.session, "scoped", facts.scoped, a.logAttrs())
 		}
 		if err != nil {
-			return a, err
+			return a, cmp.Or(stale, err)
 		}
 		if a.session == nil {
 			a.member = a.principal.ctx

@@ -140,7 +140,7 @@ var errCancelled = errors.New("cancelled by the client")
 // handleNotification handles a client's message that is not a request.
 func (s *Session) handleNotification(msg *Message) {
 	switch {
-	case !msg.isNotification():
+	case msg.Method == "" || msg.ID != nil:
 		if answer, ok := s.asked.LoadAndDelete(idKey(msg.ID)); ok {
 			answer.(chan *Message) <- msg
 		}

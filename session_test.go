@@ -55,7 +55,16 @@ func TestForgedIDsAreRefused(t *testing.T) {
 		"with another spare bit":          {spare},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkSees(t, "it sees", c, "404", setHeader(sessionHeader, forged...))
+			present := setHeader(sessionHeader, forged...)
+			checkSees(t, "it sees", c, "404", present)
+			req := c.Request("POST", initializeWith("2025-11-25", "{}"))
+			present(req)
+			a := c.Do(req)
+			wantStatus(t, "initialize", a, 200)
+			check(t, "it begins a session", a.Header.Get(sessionHeader) != "", true)
+			req = c.Request("GET", "")
+			present(req)
+			wantStatus(t, "GET", c.Do(req), 404)
 		})
 	}
 	checkSees(t, "with a letter changed", c, "404", setHeader(sessionHeader, turned(id, 9, 4)))

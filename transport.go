@@ -130,7 +130,7 @@ func (s *Server) inSession(
 	switch {
 	case from.badCode != nil && !begins:
 		return from, from.badCode
-	case stateless && msg.isNotification(): // usher needs no notification of this revision
+	case stateless && msg.Method != "" && msg.ID == nil: // usher needs no notification of this revision
 		from.session = newSession(sessionOrigin{})
 		return from, nil
 	case stateless:
