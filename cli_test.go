@@ -76,6 +76,14 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 	check(t, name, got, want)
 }
 
+// lookupIn returns a lookup in an environment.
+func lookupIn(env map[string]string) func(name string) (string, bool) {
+	return func(name string) (string, bool) {
+		value, set := env[name]
+		return value, set
+	}
+}
+
 // usherIn is usher with an environment and a stdin.
 func usherIn(
 	t *testing.T, env map[string]string, stdin string, args ...string,

@@ -261,6 +261,14 @@ func (c *claimsChild) codes() []Code {
 	return codes
 }
 
+// slowTests returns full if USHER_SLOW is set, else quick.
+func slowTests(quick, full int) int {
+	if os.Getenv("USHER_SLOW") != "" {
+		return full
+	}
+	return quick
+}
+
 // Writers at once lose no record, even if one is killed at any instant.
 func TestKillsLoseNoRecord(t *testing.T) {
 	long(t)

@@ -62,11 +62,11 @@ func askForAll(t *testing.T, c *askClient, module string) {
 		wish := askFor(kind.Name, module)
 		ask.Asks = append(ask.Asks, wish)
 		wants = append(wants, string(c.Answer(wish.Method, wish.Params)))
-		params = append(params, canonical(wish.Params))
+		params = append(params, mcptest.Canonical(wish.Params))
 	}
 	checkGot(t, "the answers", c.Call(module+"_ask", ask), wants...)
 	for len(c.Asked) > 0 {
-		asked = append(asked, canonical(field(<-c.Asked, "params")))
+		asked = append(asked, mcptest.Canonical(field(<-c.Asked, "params")))
 	}
 	slices.Sort(params)
 	slices.Sort(asked)
@@ -202,7 +202,7 @@ var askWays = map[string]askWay{
 	"2025-06-18": askInSession("2025-06-18"),
 	"2025-03-26": askInSession("2025-03-26"),
 	"HTTP+SSE": func(t *testing.T, url, _, caps string) *askClient {
-		return askOverSSE(t, url, caps)
+		return mcptest.AskOverSSE(t, url, caps)
 	},
 	"2026-07-28": func(t *testing.T, url, _, caps string) *askClient {
 		return askModern(t, url, caps, "")

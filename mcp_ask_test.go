@@ -20,6 +20,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"usher/internal/mcptest"
 )
 
 // awaitStep waits for a step of the tool ask and returns the process.
@@ -185,7 +187,7 @@ func TestAskEndsCleanly(t *testing.T) {
 	post := func(t *testing.T) *askClient {
 		return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	}
-	sse := func(t *testing.T) *askClient { return askOverSSE(t, d.URL, askAllCaps) }
+	sse := func(t *testing.T) *askClient { return mcptest.AskOverSSE(t, d.URL, askAllCaps) }
 	t.Run("the stream ends", func(t *testing.T) {
 		c := sse(t)
 		call := callAndBeAsked(t, d, c, "hangs-up")
@@ -215,7 +217,7 @@ func TestAskEndsCleanly(t *testing.T) {
 		t.Run("the client cancels, "+name, func(t *testing.T) {
 			c := connect(t)
 			call := callAndBeAsked(t, d, c, "cancels-"+name)
-			c.CancelCall(call.id)
+			c.HTTP.Cancel(call.id)
 			awaitStep(t, d, "cancelled", "cancels-"+name)
 			heard := ""
 			for !strings.Contains(heard, "notifications/cancelled") {

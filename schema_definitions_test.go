@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"usher/internal/mcptest"
 )
 
 // usableDefinitions are the smallest definitions that MCP allows, by list.
@@ -131,7 +133,7 @@ func TestDefinitionsKeepWhatMCPAllows(t *testing.T) {
 		for value := range strings.SplitSeq(allowed, " ") {
 			definition := definitionWith(within, steps, value)
 			cleaned, problem := cleanDefinition(key, definition)
-			check(t, key+" with "+path+" "+value, canonical(cleaned), canonical(definition))
+			check(t, key+" with "+path+" "+value, mcptest.Canonical(cleaned), mcptest.Canonical(definition))
 			check(t, "problem of "+path+" "+value, problem, "")
 		}
 		for value := range strings.SplitSeq(anyValues, " ") {
@@ -139,7 +141,7 @@ func TestDefinitionsKeepWhatMCPAllows(t *testing.T) {
 			cleaned, problem := cleanDefinition(key, definition)
 			if cleaned == nil {
 				t.Errorf("%s: nothing is left of %s: %s", key, definition, problem)
-			} else if canonical(cleaned) == canonical(definition) {
+			} else if mcptest.Canonical(cleaned) == mcptest.Canonical(definition) {
 				check(t, "problem of "+string(definition), problem, "")
 			} else {
 				checkContains(t, "problem of "+string(definition), problem, "; without ")
@@ -265,12 +267,12 @@ func TestDefinitionsAreWrittenOtherwise(t *testing.T) {
 		const begin, end = `{"name":"x","inputSchema":{"type":"object"},"outputSchema":{"type":"object",`, `}}`
 		tool := json.RawMessage(begin + tt[0] + end)
 		cleaned, problem := cleanDefinition("tools", tool)
-		check(t, tt[0], canonical(cleaned), canonical(begin+tt[1]+end))
+		check(t, tt[0], mcptest.Canonical(cleaned), mcptest.Canonical(begin+tt[1]+end))
 		check(t, "problem of "+tt[0], problem, "")
 	}
 	cleaned, problem := cleanDefinition("tools", json.RawMessage(`{"name":"x","execution":{"taskSupport":"optional"},`+
 		`"inputSchema":{"type":"object"}}`))
-	check(t, "without execution", canonical(cleaned), `{"inputSchema":{"type":"object"},"name":"x"}`)
+	check(t, "without execution", mcptest.Canonical(cleaned), `{"inputSchema":{"type":"object"},"name":"x"}`)
 	check(t, "problem", problem, "")
 }
 

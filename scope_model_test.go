@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"usher/internal/mcptest"
 )
 
 // model is the table of who sees what.
@@ -337,7 +339,7 @@ func (s *walkSession) close() {
 func (w *walk) openSSE(p showing) {
 	s := &walkSession{testClient: w.client(), modelSession: modelSession{sse: true}}
 	_, refusal := w.model.judge(&s.modelSession, p.code)
-	res, events, hangUp := openStream(w.t, p.in(s.GetRequest()))
+	res, events, hangUp := mcptest.OpenStream(w.t, p.in(s.GetRequest()))
 	s.events, s.hangUp = events, hangUp
 	got := status(answer{Status: res.StatusCode})
 	if got == "" {

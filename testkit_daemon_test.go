@@ -150,14 +150,6 @@ func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, args []string) 
 	}()
 }
 
-// lookupIn returns a lookup in an environment.
-func lookupIn(env map[string]string) func(name string) (string, bool) {
-	return func(name string) (string, bool) {
-		value, set := env[name]
-		return value, set
-	}
-}
-
 // awaitReady waits until the daemon has looked at all modules, or has ended.
 func (d *testDaemon) awaitReady(t *testing.T) {
 	d.Log.await(t, "the daemon to have looked at its modules", d.done, func(text string) bool {

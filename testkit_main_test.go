@@ -251,14 +251,6 @@ func checkOmits[T ~[]byte | ~string](t testing.TB, what string, text T, unwanted
 	}
 }
 
-// slowTests returns full if USHER_SLOW is set, else quick.
-func slowTests(quick, full int) int {
-	if os.Getenv("USHER_SLOW") != "" {
-		return full
-	}
-	return quick
-}
-
 // inSync runs a test beside others. In it, time passes only when all wait.
 func inSync(t *testing.T, test func(t *testing.T)) {
 	t.Parallel()

@@ -33,13 +33,11 @@ const (
 var (
 	askModern       = mcptest.AskModern
 	askOverPOST     = mcptest.AskOverPOST
-	askOverSSE      = mcptest.AskOverSSE
 	await           = mcptest.Await
 	callParams      = mcptest.CallParams
 	clientOver      = mcptest.ClientOver
 	connect         = mcptest.Connect
 	connectSSE      = mcptest.ConnectSSE
-	fakeTools       = mcptest.FakeTools
 	goOn            = mcptest.Resume
 	hear            = mcptest.Hear
 	inHeader        = mcptest.InHeader
@@ -49,7 +47,6 @@ var (
 	must            = mcptest.Must
 	newClient       = mcptest.NewClient
 	openSession     = mcptest.OpenSession
-	openStream      = mcptest.OpenStream
 	presentAll      = mcptest.PresentAll
 	remainingEvents = mcptest.RemainingEvents
 	rpcAs           = mcptest.RPC
@@ -78,9 +75,6 @@ func field[T ~[]byte | ~string](raw T, keys ...string) json.RawMessage {
 func stringField[T ~[]byte | ~string](raw T, keys ...string) string {
 	return mcptest.StringField(raw, keys...)
 }
-
-// canonical returns JSON with its keys sorted, its numbers unchanged and no white space.
-func canonical[T ~[]byte | ~string](raw T) string { return mcptest.Canonical(raw) }
 
 // writeTools writes a fake with these tools.
 func writeTools(t *testing.T, path string, tools ...string) {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"usher/internal/mcptest"
 )
 
 // A session's streams end with its claim, after a last list_changed. A stream that is
@@ -81,7 +83,7 @@ func modernListen(
 	c.T.Helper()
 	req := c.ModernPOST(id, "subscriptions/listen", `{"notifications":`+filter+`}`)
 	presentAll(present...)(req)
-	_, events, hangUp := openStream(c.T, req)
+	_, events, hangUp := mcptest.OpenStream(c.T, req)
 	wantEvent(c.T, events, `"method":"notifications/subscriptions/acknowledged"`,
 		`"notifications":`+honoured, `"`+metaSubscription+`":`+id)
 	return events, hangUp

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -226,6 +227,20 @@ func TestNoRequestBeginsAfterTheEnd(t *testing.T) {
 	})
 }
 
+// got returns what has been read so far.
+func (x *exchange) got() (status int, text string) {
+	synctest.Wait()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.status, x.text
+}
+
+// close hangs up, and waits for the end.
+func (x *exchange) close() {
+	x.hangUp()
+	<-x.done
+}
+
 // The messages of an HTTP+SSE session count for its principal until they are answered.
 func TestSSEMessagesCount(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
@@ -242,6 +257,68 @@ func TestSSEMessagesCount(t *testing.T) {
 		check(t, "bytes after the answer", heldBytes(b.server.memory), 0)
 		x.close()
 	})
+}
+
+// hangUp ends the requests that b began.
+func (b *bubble) hangUp() {
+	for _, hangUp := range b.hangUps {
+		hangUp()
+	}
+}
+
+// exchange is a request that was made, and what has been read of its answer.
+type exchange struct {
+	hangUp context.CancelFunc
+	done   chan struct{} // closed at its end
+	mu     sync.Mutex
+	status int // 0 until there is one
+	header http.Header
+	text   string
+}
+
+// begin makes a request, and reads its answer in the background.
+func begin(t *testing.T, client *http.Client, req *http.Request, unread bool) *exchange {
+	ctx, cancel := context.WithCancel(t.Context())
+	x := &exchange{hangUp: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(x.done)
+		res, err := client.Do(req.WithContext(ctx))
+		if err != nil {
+			return // it was hung up
+		}
+		defer res.Body.Close()
+		x.mu.Lock()
+		x.status, x.header = res.StatusCode, res.Header
+		x.mu.Unlock()
+		if unread {
+			<-ctx.Done()
+			return
+		}
+		for part := make([]byte, 4096); err == nil; {
+			var n int
+			n, err = res.Body.Read(part)
+			x.mu.Lock()
+			x.text += string(part[:n])
+			x.mu.Unlock()
+		}
+	}()
+	return x
+}
+
+func (b *bubble) begin(req *http.Request) *exchange {
+	x := begin(b.T, b.HTTP, req, b.unread)
+	b.hangUps = append(b.hangUps, x.hangUp)
+	return x
+}
+
+// ended reports whether the answer has ended.
+func (x *exchange) ended() bool {
+	select {
+	case <-x.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // Streams end at once when the daemon begins to stop.
@@ -435,7 +512,7 @@ func TestCallSurvivesItsStream(t *testing.T) {
 	d := startFakes(t, "a: good tools=progress,release")
 	c := connect(t, d.URL)
 	const params = `{"name":"a_progress","arguments":{"n":4,"hold":2},"_meta":{"progressToken":"p"}}`
-	_, events, hangUp := openStream(t, c.Asking("tools/call", params))
+	_, events, hangUp := mcptest.OpenStream(t, c.Asking("tools/call", params))
 	check(t, "the id of an event", wantEvent(t, events, `"progress":1`).ID, "")
 	hangUp()
 	c.Call("a_release", "")

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"usher/internal/mcptest"
 )
 
 // formSchema has a parameter of every type that a form may fill in.
@@ -285,7 +287,7 @@ func TestWebhookInEachLanguage(t *testing.T) {
 			const body = `{ "name": "é", "n": 7, "_webhook": 1 }`
 			a := d.deliver(t, "m/handleIt", body)
 			meta := field(a.Body, webhookParam)
-			check(t, "arguments", canonical(without(a.Body, webhookParam)), `{"n":7,"name":"é"}`)
+			check(t, "arguments", mcptest.Canonical(without(a.Body, webhookParam)), `{"n":7,"name":"é"}`)
 			check(t, "rawBody", stringField(meta, "rawBody"), body)
 			check(t, "method", stringField(meta, "method"), "POST")
 			wantAnswer(t, d.send(t, "POST", "any/path", ""), 201, isText, "POST")

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"usher/internal/mcptest"
 )
 
 var guarded = map[string]string{webhookSecretVar: testSecret}
@@ -72,7 +74,7 @@ func TestWebhookHasOnePath(t *testing.T) {
 		"quiet "+quiet+": Is none.",
 	)
 	writeShared(t, dir+"/deep", "conf",
-		fakeTools(t, "handleX",
+		mcptest.FakeTools(t, "handleX",
 			"other: @webhook from/config"))
 	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { echo; }\n\n"+
 		"# Takes it too.\n#\n# @webhook shell/path\nother() { cat; }\n")

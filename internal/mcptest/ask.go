@@ -223,11 +223,6 @@ func (c *AskClient) Get(wait <-chan json.RawMessage) json.RawMessage {
 	}
 }
 
-// CancelCall cancels a call of the client's session.
-func (c *AskClient) CancelCall(id string) {
-	Must(c.T, c.post(c.T.Context(), []byte(cancellation(id))))
-}
-
 // Call calls a tool, and answers what is asked meanwhile. It returns the message that is the answer.
 func (c *AskClient) Call(tool string, arguments any) json.RawMessage {
 	params := CallParams(tool, arguments)

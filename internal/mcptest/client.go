@@ -66,11 +66,8 @@ func ClientOver(t *testing.T, url string, over *http.Client) *Client {
 // Connect begins a session of the latest revision that has sessions.
 func Connect(t *testing.T, url string) *Client {
 	c, a := OpenSession(t, url)
-	if c.Session == "" {
-		Stop(t, "initialize: no session: %d %s", a.Status, a.Body)
-	}
-	if a := c.Post(Initialized); a.Status != 202 {
-		Stop(t, "initialized: %d %s", a.Status, a.Body)
+	if b := c.Post(Initialized); c.Session == "" || b.Status != 202 {
+		Stop(t, "initialize: %s, then %d %s", a.Body, b.Status, b.Body)
 	}
 	return c
 }

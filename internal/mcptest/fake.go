@@ -293,8 +293,8 @@ func (f *fake) answer(method string, params params) any {
 func (f *fake) initialize() any {
 	ms, _ := strconv.Atoi(f.traits["slowstart"])
 	<-time.After(time.Duration(ms) * time.Millisecond)
-	if address := f.traits["await"]; address != "" {
-		awaitEnd(address)
+	if conn, err := net.Dial("tcp", f.traits["await"]); err == nil {
+		io.Copy(io.Discard, conn) // until nothing listens there any longer
 	}
 	capabilities := `"tools":{"listChanged":true}`
 	if f.has("fixed") {
@@ -308,13 +308,6 @@ func (f *fake) initialize() any {
 	}
 	return json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{` + capabilities + `},
 		"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)
-}
-
-// awaitEnd returns when nothing listens at an address any longer.
-func awaitEnd(address string) {
-	if conn, err := net.Dial("tcp", address); err == nil {
-		io.Copy(io.Discard, conn)
-	}
 }
 
 // resources are the answers of a fake that has resources: NAME is its name, URI what is asked for.
@@ -374,10 +367,8 @@ func (f *fake) begin(msg message) {
 	f.calls[string(msg.ID)] = c.cancelled
 	f.runs[c.params.Name]++
 	c.gate = f.gate
-	for _, tool := range f.tools {
-		if tool.Name == c.params.Name {
-			c.tool = tool
-		}
+	if i := slices.IndexFunc(f.tools, func(t fakeTool) bool { return t.Name == c.params.Name }); i >= 0 {
+		c.tool = f.tools[i]
 	}
 	go c.run()
 }
@@ -456,7 +447,14 @@ func (c *fakeCall) result() any {
 	case "grow":
 		f.grow()
 	case "touch":
-		return f.touch(c.args.URI)
+		f.mu.Lock()
+		subscribed := f.subscribed[c.args.URI]
+		f.mu.Unlock()
+		if !subscribed {
+			return textResult("nobody wants to know")
+		}
+		f.notify("notifications/resources/updated", map[string]any{"uri": c.args.URI})
+		return textResult("told")
 	case "roots":
 		got := <-f.roots
 		f.roots <- got
@@ -478,18 +476,6 @@ func (c *fakeCall) wait(said string, timer <-chan time.Time, gate <-chan struct{
 		return nil
 	}
 	return textResult(c.sent)
-}
-
-// touch changes a resource, and notifies its subscribers.
-func (f *fake) touch(uri string) any {
-	f.mu.Lock()
-	subscribed := f.subscribed[uri]
-	f.mu.Unlock()
-	if !subscribed {
-		return textResult("nobody wants to know")
-	}
-	f.notify("notifications/resources/updated", map[string]any{"uri": uri})
-	return textResult("told")
 }
 
 // request asks the client on behalf of a call, nil for none.

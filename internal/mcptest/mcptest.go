@@ -110,19 +110,15 @@ func (m message) outcome() string {
 
 // result is the result of a tool.
 type result struct {
-	Type       string          `json:"resultType,omitempty"`
-	Content    []content       `json:"content"`
-	Structured json.RawMessage `json:"structuredContent,omitempty"`
-	IsError    bool            `json:"isError,omitempty"`
-}
-
-type content struct {
-	Type string `json:"type"`
-	Text string `json:"text"`
+	Type       string            `json:"resultType,omitempty"`
+	Content    []json.RawMessage `json:"content"`
+	Structured json.RawMessage   `json:"structuredContent,omitempty"`
+	IsError    bool              `json:"isError,omitempty"`
 }
 
 func textResult(text string) *result {
-	return &result{Content: []content{{"text", text}}}
+	block := `{"type":"text","text":` + string(encode(text)) + `}`
+	return &result{Content: []json.RawMessage{json.RawMessage(block)}}
 }
 
 // failure returns a result that is an error.
