@@ -590,6 +590,20 @@ func (o *moduleOwner) checkCurrent(ctx context.Context, p *pool) error {
 	return m.failure()
 }
 
+// ownLists returns what the process of a Member lists, or nil if the Member has no process of its own,
+// or one that lists what the module does. For senders, who have no Member, it returns nil: they see
+// the view of everything.
+func (m *Module) ownLists(member context.Context) (lists *manifest) {
+	if member != nil {
+		m.pool.ofMember(member, func(w *Worker) {
+			if w.lists != nil && w.lists.Hash != m.Hash {
+				lists = w.lists
+			}
+		})
+	}
+	return lists
+}
+
 // failure returns an error for clients that says why the newest version of the module can't be
 // hosted, or nil.
 func (m *Module) failure() error {

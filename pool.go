@@ -211,11 +211,10 @@ func (p *pool) introspect() (*manifest, error) {
 	w := c.worker
 	before := p.refusesDiscover.Load()
 	<-w.ready
-	switch {
-	case w.started:
-	case before != p.refusesDiscover.Load():
+	if !w.started && before != p.refusesDiscover.Load() {
 		return p.introspect() // in a process that is asked something else
-	default:
+	}
+	if !w.started {
 		return nil, w.failure
 	}
 	if bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
@@ -303,6 +302,9 @@ func (p *pool) run(w *Worker) {
 	if err != nil {
 		w.stop(err)
 		w.finish("")
+	}
+	if !w.started {
+		close(w.ready)
 	}
 	<-w.done
 	p.mu.Lock()

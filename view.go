@@ -39,20 +39,6 @@ type Module struct {
 	pool  *pool        // nil if no version is served: then the module offers nothing, but affects names
 }
 
-// ownLists returns what the process of a Member lists, or nil if the Member has no process of its own,
-// or one that lists what the module does. For senders, who have no Member, it returns nil: they see
-// the view of everything.
-func (m *Module) ownLists(member context.Context) (lists *manifest) {
-	if member != nil {
-		m.pool.ofMember(member, func(w *Worker) {
-			if w.lists != nil && w.lists.Hash != m.Hash {
-				lists = w.lists
-			}
-		})
-	}
-	return lists
-}
-
 // Catalog is an immutable set of modules. Safe for concurrent use.
 type Catalog struct {
 	modules []*Module // sorted by source and name

@@ -530,3 +530,50 @@ func TestBlockedProcessIsEnded(t *testing.T) {
 		})
 	}
 }
+
+// eraServer is a server in sh whose tool "began" returns the first request that the process got. It
+// ends when it is asked server/discover, unless that names the versions it speaks.
+const eraServer = `#!/bin/sh
+versions='%s'
+while read -r line; do
+	id=${line#*\"id\":}
+	id=${id%%%%,*}
+	about='"capabilities":{"tools":{}}'
+	case $line in
+	*'"server/discover"'*)
+		[ "$versions" ] || exit 1
+		first=${first:-discover}
+		result="{\"supportedVersions\":$versions,$about}";;
+	*'"initialize"'*)
+		first=${first:-initialize}
+		result="{\"protocolVersion\":\"2025-11-25\",\"serverInfo\":{\"name\":\"x\",\"version\":\"1\"},$about}";;
+	*'"tools/list"'*) result='{"tools":[{"name":"began","inputSchema":{"type":"object"}}]}';;
+	*'"tools/call"'*) result="{\"content\":[{\"type\":\"text\",\"text\":\"$first\"}]}";;
+	*) continue;;
+	esac
+	echo "{\"jsonrpc\":\"2.0\",\"id\":$id,\"result\":$result}"
+done
+`
+
+// A process for one session begins with initialize if the server has said that it knows it, any other
+// with server/discover. A server that ends at that is started again.
+func TestProcessBeginsInAnEra(t *testing.T) {
+	long(t)
+	need(t, "sh")
+	dir := t.TempDir()
+	for name, versions := range map[string]string{
+		"both": `["2026-07-28","2025-11-25"]`, "modern": `["2026-07-28"]`, "old": "",
+	} {
+		must(t, os.WriteFile(dir+"/"+name+".usher", fmt.Appendf(nil, eraServer, versions), 0o755))
+	}
+	c := connect(t, startDaemon(t, dir).URL)
+	c.AwaitTools("both_began", "modern_began", "old_began")
+	for name, want := range map[string][2]string{
+		"both":   {"initialize", "discover"},
+		"modern": {"discover", "discover"},
+		"old":    {"initialize", "initialize"},
+	} {
+		check(t, name+": a session's", c.Call(name+"_began", "").Text(), want[0])
+		check(t, name+": without a session", c.Modern("tools/call", `{"name":"`+name+`_began"}`).Text(), want[1])
+	}
+}
