@@ -324,7 +324,7 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"serve -open=yes", 2, "-open: want true or false"},
 		{"serve -watch=yes", 2, "-watch: want true or false"},
 		{"call a x Ada -dir DIR", 2, "want name=value words, or one JSON object"},
-		{"call none x -dir DIR", 1, "none.usher.sh has no methods: put a comment above a function"},
+		{"call none x -dir DIR", 1, "none.usher.sh has no methods: docs/modules.md says what makes a function one"},
 		{"modules -scope ", 2, "no such folder"},
 		{"modules -scope cli.go", 2, "want a folder, not a file"},
 		{"claim -base LOCKED", 1, "claims.lock"},

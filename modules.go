@@ -632,14 +632,6 @@ func faultLine(details, file string) string {
 	return "see usher modules"
 }
 
-// noMethods says what makes a function of a single-file module a method.
-var noMethods = map[Kind]string{
-	kindGo:     "begin the name of a function with a capital letter",
-	kindPython: "define a function at the top level, without _ before its name",
-	kindNode:   "export a function",
-	kindShell:  "put a comment above a function",
-}
-
 // newModule returns the module that a pool serves, if that offers what the manifest says.
 func newModule(o *moduleOwner, p *pool, offered *manifest) *Module {
 	m := &Module{source: p.source, manifest: *offered, owner: o, pool: p}
@@ -661,7 +653,7 @@ func newModule(o *moduleOwner, p *pool, offered *manifest) *Module {
 		}
 	}
 	if len(m.Methods)+len(m.Problems) == 0 && m.Kind.singleFile() {
-		m.Problems = append(m.Problems, "no methods: "+noMethods[m.Kind])
+		m.Problems = append(m.Problems, "no methods: docs/modules.md says what makes a function one")
 	}
 	return m
 }

@@ -89,7 +89,7 @@ func newPool(ctx context.Context, config poolConfig) *pool {
 
 // call makes one request of the module; see Worker.request. If a stateless module answers that it
 // needs input, call asks a caller with a session for it. If the error is errRetired, the pool was
-// retired before the module asked anything, and the call may be made again.
+// retired, and the call may be made again.
 func (p *pool) call(ctx context.Context, caller Caller, method string,
 	params object) (object, error) {
 	if p.Launch.Shared { // the folders of one client would count for all

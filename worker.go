@@ -129,7 +129,7 @@ type Worker struct {
 	info      object             // the module's description of itself in the handshake; constant as well
 	ctx       context.Context    // ends when workerStopping begins
 	cancel    context.CancelFunc // ends ctx; for advance only
-	ready     chan struct{}       // closed when the process is ready; by run, if its start has failed
+	ready     chan struct{}      // closed when the process is ready; by run, if its start has failed
 	done      chan struct{}      // closed when the process has ended and nothing is running
 	queued    chan struct{}      // 1-buffered: input is not empty
 	running   sync.WaitGroup     // the process group, requests to clients, and readings of lists
