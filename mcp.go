@@ -11,7 +11,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -717,9 +716,7 @@ func (c *suspendedCall) notify(method string, params object) {
 }
 
 // ask asks the client a question of the module, and waits for the answer.
-func (c *suspendedCall) ask(
-	ctx context.Context, method string, params object,
-) (object, error) {
+func (c *suspendedCall) ask(ctx context.Context, method string, params object) (object, error) {
 	asked, lacked, err := c.request.beginAsk(method, params)
 	if err != nil {
 		c.all.mu.Lock()
@@ -730,9 +727,16 @@ func (c *suspendedCall) ask(
 	defer asked.end()
 	q := &inputRequest{answer: make(chan object, 1)}
 	q.value = object{{"method", quote(method)}, {"params", params.encode()}}.encode()
-	if err := c.add(q); err != nil {
-		return nil, err
+	c.all.mu.Lock()
+	if c.asks == 0 && !c.all.asking.reserve(c.request.principal, 1) {
+		c.all.mu.Unlock()
+		return nil, rpcErrorf(codeInternal,
+			"too many calls await client input (limit %d): answer some", maxSuspended)
 	}
+	c.asks++
+	q.key = fmt.Sprint("ask-", c.asks)
+	c.questions = append(c.questions, q)
+	c.all.mu.Unlock()
 	wake(c.asked)
 	select {
 	case answer := <-q.answer:
@@ -748,20 +752,6 @@ func (c *suspendedCall) ask(
 	defer c.all.mu.Unlock()
 	c.questions = remove(c.questions, q)
 	return nil, context.Cause(ctx)
-}
-
-// add adds a question, unless too many calls of the principal have asked something.
-func (c *suspendedCall) add(q *inputRequest) error {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
-	if c.asks == 0 && !c.all.asking.reserve(c.request.principal, 1) {
-		return rpcErrorf(codeInternal,
-			"too many calls await client input (limit %d): answer some", maxSuspended)
-	}
-	c.asks++
-	q.key = fmt.Sprint("ask-", c.asks)
-	c.questions = append(c.questions, q)
-	return nil
 }
 
 // next waits until the call ends or the module asks something. If ctx ends, because the
@@ -840,23 +830,17 @@ func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
 // continuedBy reports whether a request is from the call's principal and repeats the
 // call's first request.
 func (c *suspendedCall) continuedBy(r *request) bool {
-	first := &c.request
-	same := first.principal == r.principal && first.caller.Client.caps == r.caller.Client.caps
-	if !same || first.name != r.name {
-		return false
-	}
-	const arguments = "arguments"
-	own := []string{arguments, "_meta", "inputResponses", "requestState"}
-	return sameMembers(first.params.without(own...), r.params.without(own...)) &&
-		sameMembers(first.params.object(arguments), r.params.object(arguments))
+	return c.request.principal == r.principal && c.request.fingerprint() == r.fingerprint()
 }
 
-// sameMembers reports whether two objects have the same members, in any order.
-func sameMembers(a, b object) bool {
-	byKey := func(x, y member) int { return strings.Compare(x.key, y.key) }
-	slices.SortFunc(a, byKey)
-	slices.SortFunc(b, byKey)
-	return slices.EqualFunc(a, b, func(x, y member) bool {
-		return x.key == y.key && bytes.Equal(x.value, y.value)
-	})
+// fingerprint returns a hash of what a request that continues a call must repeat. The order of
+// members does not matter.
+func (r *request) fingerprint() string {
+	parts := []string{r.name, fmt.Sprint(r.caller.Client.caps)}
+	rest := r.params.without("_meta", "arguments", "inputResponses", "requestState")
+	for _, f := range append(rest, r.params.object("arguments")...) {
+		parts = append(parts, f.key+string(f.value))
+	}
+	slices.Sort(parts)
+	return hashOf(parts...)
 }
