@@ -45,7 +45,8 @@ function takeStdio() {
       // If this fails, descriptor 1 is still open.
       fs.closeSync(fs.openSync('/dev/fd/2', 'a'))
       fs.closeSync(0)
-      fs.openSync('/dev/null', 'r') // takes the lowest free number: 0
+      // This takes the lowest free number: 0.
+      fs.openSync('/dev/null', 'r')
       fs.closeSync(1)
       fs.openSync('/dev/fd/2', 'a')
       return { input: new net.Socket({ fd: input, writable: false }), output }
@@ -96,7 +97,8 @@ const asks = new Map()
 let asked = 0
 // current has the call that the running code belongs to.
 const current = new AsyncLocalStorage()
-let methods // by name
+// methods has the methods by name.
+let methods
 // parts has the beginning of an incomplete line.
 let parts = []
 // about is the module's description, of which usher uses the first sentence.
@@ -563,7 +565,8 @@ class Source {
   constructor() {
     for (const { 0: match, 1: name, index } of text.matchAll(TYPE_NAME)) {
       const at = index + match.length
-      if (this.js.slice(at - name.length, at).trim() !== '') continue // not a type
+      // Node blanks types.
+      if (this.js.slice(at - name.length, at).trim() !== '') continue
       this.types.set(name, { at, doc: flat(this.docAbove(index)) })
     }
     for (const [comment] of text.matchAll(/\/\*\*[^]*?\*\//g)) {
@@ -963,10 +966,6 @@ class Source {
     if (/^\.?\d/.test(this.token().token)) {
       const value = Number(this.take())
       return { type: 'number', enum: [isNegative ? -value : value] }
-    }
-    if (token.startsWith('`')) {
-      this.take()
-      return { type: 'string' }
     }
     if (key === undefined) return {}
     this.take()
