@@ -85,6 +85,7 @@ func (h *Webhooks) serve(x *reservation) error {
 	if d.inFlight {
 		defer h.inFlight.release(senders, 1)
 	}
+	hungUp := x.req.Context().Err() != nil
 	var status int
 	e, isFault := errors.AsType[*fault](err)
 	switch {
@@ -105,7 +106,7 @@ func (h *Webhooks) serve(x *reservation) error {
 	if err != nil {
 		args = append(args, "why", clipText(explain(err), maxLogged))
 	}
-	if x.req.Context().Err() != nil {
+	if hungUp {
 		args = append(args, "note", "the sender hung up")
 	}
 	took := time.Since(d.received).Round(10 * time.Microsecond)
@@ -312,7 +313,8 @@ func (d *delivery) meta() json.RawMessage {
 	// net/http keeps the Host apart from the other headers.
 	headers := map[string]string{"host": d.req.Host}
 	for name, values := range d.req.Header {
-		if name != secretHeader && name != d.rule.keyHeader() {
+		isKey := d.rule.scheme == "token" && name == d.rule.headers[0]
+		if name != secretHeader && !isKey {
 			headers[strings.ToLower(name)] = strings.Join(values, ", ")
 		}
 	}
@@ -322,7 +324,7 @@ func (d *delivery) meta() json.RawMessage {
 		query[name] = values[0]
 	}
 	meta := map[string]any{
-		"method":    d.req.Method,
+		"method":    http.MethodPost,
 		"headers":   headers,
 		"query":     query,
 		"timestamp": d.received.UnixMilli(),
@@ -515,25 +517,24 @@ func fieldValue(root, s *schema, values []json.RawMessage) json.RawMessage {
 		}
 	}
 	last := parsed[len(parsed)-1]
-	switch {
-	case len(values) > 1:
-	case fits(root, s, values[0]):
-		return values[0]
-	case fits(root, s, last):
-		return last
+	tries := []json.RawMessage{marshal(values), marshal(parsed)}
+	if len(values) == 1 {
+		tries = append([]json.RawMessage{values[0], last}, tries...)
+	} else if jsonType(last) == "boolean" {
+		tries = append(tries, last)
 	}
-	for _, list := range [][]json.RawMessage{values, parsed} {
-		if value := marshal(list); fits(root, s, value) {
-			return value
+	for _, try := range tries {
+		if fits(root, s, try) {
+			return try
 		}
 	}
 	switch {
-	case len(values) == 1 && string(last) == `""`:
+	case len(values) > 1:
+		return marshal(parsed)
+	case string(last) == `""`:
 		return nil
-	case len(values) == 1 || jsonType(last) == "boolean" && fits(root, s, last):
-		return last
 	}
-	return marshal(parsed)
+	return last
 }
 
 // webhookAnswer is the answer to a delivery. A method that returns an object
@@ -579,12 +580,6 @@ func answerOf(result object) (*webhookAnswer, error) {
 	return a, nil
 }
 
-// connectionHeaders are headers that a method can't set: with them it could break the framing
-// of the connection, or hide which line of the log belongs to the answer.
-var connectionHeaders = []string{
-	"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader,
-}
-
 // ownAnswer parses the answer that a method returned as "_response". It is strict, because a
 // misspelt member would otherwise be an answer that nobody meant. The sender is not to blame,
 // so the status is 502.
@@ -598,9 +593,8 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 	}
 	// net/http would drop or change such a header without a word.
 	for name, value := range a.Headers {
-		if !headerToken.MatchString(name) || strings.ContainsFunc(value, unicode.IsControl) ||
-			slices.Contains(connectionHeaders, http.CanonicalHeaderKey(name)) {
-			err = fmt.Errorf("header %q: invalid value or reserved header", name)
+		if !headerToken.MatchString(name) || strings.ContainsFunc(value, unicode.IsControl) {
+			err = fmt.Errorf("header %q is invalid", name)
 		}
 	}
 	if err != nil {
