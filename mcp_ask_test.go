@@ -289,6 +289,17 @@ func TestClaimHasNoRoots(t *testing.T) {
 	checkContains(t, "a shared server", string(open.Call("all_ask", ask)), refused)
 }
 
+// progress has m report progress of its first call.
+func (b *bubble) progress(text string) {
+	var token string
+	b.process.update(func() { token = sortedKeys(b.process.calls)[0] })
+	params := `{"progressToken":` + token + `,"message":"` + text + `"}`
+	b.process.handle(&Message{Method: "notifications/progress", Params: objectOf(params)})
+}
+
+// asks has m ask the client in no call that it names.
+func (b *bubble) asks(word string) { ask(b.process, `"`+word+`"`, `{"message":"`+word+`"}`) }
+
 // A module can't ask the client of its last call once that client's session has lost its
 // scope.
 func TestAskEndsWithTheScope(t *testing.T) {

@@ -246,6 +246,14 @@ func needLanguage(t *testing.T, file string) Kind {
 	return kindNode
 }
 
+// copyFiles copies files from a folder to another.
+func copyFiles(t *testing.T, from, to string, names ...string) {
+	for _, name := range names {
+		content := readFile(t, from+"/"+name)
+		write(t, to+"/"+name, content)
+	}
+}
+
 // The same module does the same in each language that a shim runs.
 func TestLanguagesAreHostedAlike(t *testing.T) {
 	long(t)

@@ -201,17 +201,6 @@ func ask(w *Worker, id, params string) {
 	})
 }
 
-// asks has m ask the client in no call that it names.
-func (b *bubble) asks(word string) { ask(b.process, `"`+word+`"`, `{"message":"`+word+`"}`) }
-
-// progress has m report progress of its first call.
-func (b *bubble) progress(text string) {
-	var token string
-	b.process.update(func() { token = sortedKeys(b.process.calls)[0] })
-	params := `{"progressToken":` + token + `,"message":"` + text + `"}`
-	b.process.handle(&Message{Method: "notifications/progress", Params: objectOf(params)})
-}
-
 func textResult(s string) object { return objectOf(`{"content":[` + block(s) + `]}`) }
 
 // fakeAnswer returns an answer as JSON.
@@ -253,18 +242,6 @@ func (b *bubble) openScoped(code string) *testClient {
 	c.Header.Set(claimHeader, code)
 	c.Ask("ping", "")
 	return c
-}
-
-// openSSE begins an HTTP+SSE session with a code, whose client can be asked.
-func (b *bubble) openSSE(code string) (*testClient, *exchange) {
-	c := clientOver(b.T, b.URL, b.HTTP)
-	c.Header.Set(claimHeader, code)
-	x := b.begin(c.GetRequest())
-	_, text := x.got()
-	_, address, _ := strings.Cut(text, "data: /")
-	c.URL += strings.TrimSpace(address)
-	c.Post(initializeWith(sseProtocol, askAllCaps))
-	return c, x
 }
 
 // pass lets time pass.

@@ -189,8 +189,3 @@ func (d *testDaemon) wait(t *testing.T) int {
 		return -1
 	}
 }
-
-// address returns the host and port at which the daemon listens.
-func (d *testDaemon) address() string {
-	return strings.Trim(strings.TrimPrefix(d.URL, "http:"), "/")
-}

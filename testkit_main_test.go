@@ -1,5 +1,6 @@
-// The tests' kit: helpers of all tests, in the files testkit_*_test.go. A test that needs usher
-// chooses one of three worlds:
+// The tests' kit: helpers that all tests use, in the files testkit_*_test.go and in package mcptest,
+// which has the other ends of usher's connections: the fake server, the clients, the peer of modules.
+// A test that needs usher chooses one of three worlds:
 //
 //   - A daemon in the test's process: startDaemon, startFakes and startProjects run "usher serve" on
 //     a free port, with real files, processes and sockets. The race detector sees the daemon, and
@@ -16,13 +17,15 @@
 // it reads what others write, with a fuzz target. Languages have a world of their own: a modulePeer
 // speaks to a module over its pipes, without usher.
 //
-// Nothing sleeps. Wait for an event (hear, awaitLog, awaitTools) or, if nothing announces it, poll
+// Nothing sleeps. Wait for an event (hear, awaitLog, AwaitTools) or, if nothing announces it, poll
 // with await. long marks a test that takes over half a second and runs beside others, alone one
 // that does not, slow one that only CI runs. check, checkContains and checkOmits name the
 // expectation that failed; must ends a test whose preparation failed.
 //
-// Modules of the first two worlds are mostly fakes: MCP servers run by the test binary, on stdin and
-// stdout, each described by words (startFakes, writeFake), which package mcptest lists.
+// Modules of the first two worlds are mostly fakes, described by words: the first comment of mcptest
+// lists them. What serves one subject is in its test file: projects and their claims in scope_test,
+// deliveries in webhook_routing_test, commands in cli_test, requests of a bubble in transport_test,
+// languages in runtimes_languages_test.
 
 package main
 
@@ -90,19 +93,16 @@ func TestMain(m *testing.M) {
 }
 
 // skips counts the skipped tests by their reasons.
-var skips struct {
+var skips = struct {
 	sync.Mutex
 	reasons map[string]int
-}
+}{reasons: make(map[string]int)}
 
 // skip skips a test for a reason, which TestMain reports.
 func skip(t testing.TB, reason any) {
 	t.Helper()
 	skips.Lock()
 	defer skips.Unlock()
-	if skips.reasons == nil {
-		skips.reasons = make(map[string]int)
-	}
 	skips.reasons[fmt.Sprint(reason)]++
 	t.Skip(reason)
 }
@@ -266,11 +266,3 @@ func runSynced(t *testing.T, name string, test func(t *testing.T)) {
 var quiet = slog.New(slog.DiscardHandler)
 
 func logTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
-
-// copyFiles copies files from a folder to another.
-func copyFiles(t *testing.T, from, to string, names ...string) {
-	for _, name := range names {
-		content := readFile(t, from+"/"+name)
-		write(t, to+"/"+name, content)
-	}
-}

@@ -241,6 +241,18 @@ func (x *exchange) close() {
 	<-x.done
 }
 
+// openSSE begins an HTTP+SSE session with a code, whose client can be asked.
+func (b *bubble) openSSE(code string) (*testClient, *exchange) {
+	c := clientOver(b.T, b.URL, b.HTTP)
+	c.Header.Set(claimHeader, code)
+	x := b.begin(c.GetRequest())
+	_, text := x.got()
+	_, address, _ := strings.Cut(text, "data: /")
+	c.URL += strings.TrimSpace(address)
+	c.Post(initializeWith(sseProtocol, askAllCaps))
+	return c, x
+}
+
 // The messages of an HTTP+SSE session count for its principal until they are answered.
 func TestSSEMessagesCount(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {

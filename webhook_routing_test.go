@@ -187,6 +187,11 @@ func readAnswer(t *testing.T, res *http.Response) answer {
 	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}
 }
 
+// address returns the host and port at which the daemon listens.
+func (d *testDaemon) address() string {
+	return strings.Trim(strings.TrimPrefix(d.URL, "http:"), "/")
+}
+
 // raw sends bytes unchanged and reads the answer.
 func (d *testDaemon) raw(t *testing.T, request string) answer {
 	t.Helper()

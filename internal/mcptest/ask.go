@@ -54,7 +54,7 @@ type AskClient struct {
 func newAskClient(t *testing.T, url, code string) *AskClient {
 	c := &AskClient{
 		T:      t,
-		Answer: func(string, json.RawMessage) json.RawMessage { return json.RawMessage(`{"action":"accept"}`) },
+		Answer: accept,
 		Asked:  make(chan json.RawMessage, 2000),
 		Heard:  make(chan json.RawMessage, 2000),
 		Name:   "test",
@@ -68,6 +68,8 @@ func newAskClient(t *testing.T, url, code string) *AskClient {
 	}
 	return c
 }
+
+func accept(string, json.RawMessage) json.RawMessage { return json.RawMessage(`{"action":"accept"}`) }
 
 // AskOverPOST returns a client with a session of a version over streamable HTTP.
 func AskOverPOST(t *testing.T, url, version, caps, code string) *AskClient {
@@ -142,7 +144,7 @@ func (c *AskClient) initialize(version, caps string) {
 func (c *AskClient) take(raw json.RawMessage) {
 	var msg message
 	if err := json.Unmarshal(raw, &msg); err != nil || msg.Version != "2.0" {
-		report(c.T, "the client gets %s: %v", clip(string(raw)), err)
+		report(c.T, "the client gets %.2000s: %v", string(raw), err)
 	}
 	switch {
 	case msg.Method != "" && msg.ID != nil:

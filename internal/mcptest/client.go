@@ -96,7 +96,7 @@ type Answer struct {
 // WantStatus checks the status of an answer.
 func WantStatus(t testing.TB, what string, a Answer, status int) {
 	if a.Status != status {
-		report(t, "%s: status %d, want %d: %s", what, a.Status, status, clip(a.Body))
+		report(t, "%s: status %d, want %d: %.2000s", what, a.Status, status, a.Body)
 	}
 }
 
@@ -182,9 +182,7 @@ func (c *Client) GetRequest() *http.Request {
 }
 
 // Post sends a message.
-func (c *Client) Post(body string) Answer {
-	return c.Do(c.Request("POST", body))
-}
+func (c *Client) Post(body string) Answer { return c.Do(c.Request("POST", body)) }
 
 // Do makes a request.
 func (c *Client) Do(req *http.Request) Answer {
@@ -212,7 +210,7 @@ func (c *Client) try(req *http.Request) (Answer, error) {
 	home, _ := os.UserHomeDir()
 	for _, dir := range []string{os.TempDir(), here, home} {
 		if !c.Paths && len(dir) > 1 && strings.Contains(fmt.Sprint(a.Header, a.Body), dir+"/") {
-			report(c.T, "an answer names %s: %s", dir, clip(a.Body))
+			report(c.T, "an answer names %s: %.2000s", dir, a.Body)
 		}
 	}
 	return a, err
@@ -230,7 +228,7 @@ func readMessages(res *http.Response, body io.Reader, take func(Event)) error {
 	}
 	if err == nil && len(text) > 0 && res.Header.Get("Content-Type") == "application/json" &&
 		!json.Valid(text) {
-		return fmt.Errorf("the answer is no JSON: %s", clip(string(text)))
+		return fmt.Errorf("the answer is no JSON: %.2000s", string(text))
 	}
 	return err
 }
@@ -259,9 +257,7 @@ func (c *Client) Call(tool, arguments string) Answer {
 }
 
 // Cancel cancels the request with an id, which is JSON.
-func (c *Client) Cancel(id string) {
-	c.Post(cancellation(id))
-}
+func (c *Client) Cancel(id string) { c.Post(cancellation(id)) }
 
 func cancellation(id string) string {
 	return `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`
@@ -273,9 +269,7 @@ func (c *Client) AwaitText(tool, arguments, want string) {
 }
 
 // End ends the session.
-func (c *Client) End() {
-	WantStatus(c.T, "DELETE", c.Do(c.Request("DELETE", "")), 204)
-}
+func (c *Client) End() { WantStatus(c.T, "DELETE", c.Do(c.Request("DELETE", "")), 204) }
 
 // Tools returns the names of the tools that there are.
 func (c *Client) Tools() []string { return strings.Fields(ListTools(c)) }

@@ -183,12 +183,9 @@ func (f *fake) reply(id json.RawMessage, result any) {
 	f.send(message{ID: id, Result: encode(result)})
 }
 
-func (f *fake) refuse(id json.RawMessage, code int, text string, data any) {
-	e := &rpcError{Code: code, Message: text}
-	if data != nil {
-		e.Data = encode(data)
-	}
-	f.send(message{ID: id, Error: e})
+// refuse answers a request with an error; data is JSON, nil for none.
+func (f *fake) refuse(id json.RawMessage, code int, text string, data json.RawMessage) {
+	f.send(message{ID: id, Error: &rpcError{code, text, data}})
 }
 
 func (f *fake) notify(method string, params any) {
@@ -210,8 +207,9 @@ func (f *fake) handle(msg message) {
 		}
 	case f.has("modern") && msg.ID != nil &&
 		(msg.Method == "initialize" || params.Meta["io.modelcontextprotocol/protocolVersion"] == nil):
-		f.refuse(msg.ID, -32022, "want "+latest, map[string]any{"supported": []string{latest}})
-	case f.has("wants") && slices.Contains(askingMethods, msg.Method):
+		f.refuse(msg.ID, -32022, "want "+latest, json.RawMessage(`{"supported":["`+latest+`"]}`))
+	case f.has("wants") &&
+		slices.Contains([]string{"prompts/get", "resources/read", "resources/subscribe"}, msg.Method):
 		go f.askForm(msg)
 	case msg.Method == "notifications/initialized":
 		f.initialized()
@@ -229,9 +227,6 @@ func (f *fake) handle(msg message) {
 		}
 	}
 }
-
-// askingMethods are the methods in which a fake that wants asks.
-var askingMethods = []string{"prompts/get", "resources/read", "resources/subscribe"}
 
 func (f *fake) initialized() {
 	if f.has("roots") {

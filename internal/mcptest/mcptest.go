@@ -1,6 +1,11 @@
-// Package mcptest contains the other ends of usher's connections, for its tests: a fake MCP server, which
-// the test binary runs as a module, and the requests that it makes to clients. It shares no code with
-// usher and reads JSON with encoding/json, so that no parser of usher judges its own answers.
+// Package mcptest contains the other ends of usher's connections, for its tests: a fake MCP server
+// (RunFake), which the test binary runs as a module; clients over HTTP (Client), and those that can be
+// asked, of any revision and transport (AskClient); and a peer, which speaks to a module as the daemon
+// does (Peer). It shares no code with usher and reads JSON with encoding/json, so that no parser of usher
+// judges its own answers. A failure names the line of the test.
+//
+// The first comment of testkit_main_test.go says in which worlds usher runs for a test. In a bubble, use
+// ClientOver, and no fake: a bubble has no processes.
 //
 // A fake is described by words, separated by spaces (WriteFake). Its traits are:
 //
@@ -213,14 +218,6 @@ func Await(t testing.TB, what string, ok func() bool) {
 			Stop(t, "gave up waiting: %s", what)
 		}
 	}
-}
-
-// clip returns at most the beginning of a text.
-func clip(text string) string {
-	if len(text) > 2000 {
-		return text[:2000] + "…"
-	}
-	return text
 }
 
 // Binary returns the path of this program.

@@ -105,7 +105,7 @@ func (p *Peer) Answer() (id, result string) {
 func (p *Peer) WantAnswer(id, want string) {
 	got, result := p.Answer()
 	if got != id || !strings.Contains(result, want) {
-		report(p.T, "the answer to %s is %s, want that to %s, with %s", got, clip(result), id, want)
+		report(p.T, "the answer to %s is %.2000s, want that to %s, with %s", got, result, id, want)
 	}
 }
 
