@@ -135,20 +135,34 @@ func TestNodeLoadErrorIsOneLine(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/broken.js", "\nmodule.exports = {")
 	write(t, dir+"/fine.mjs", "export const a = 1")
+	write(t, dir+"/commonjs/package.json", `{"type": "commonjs"}`)
 	for i, row := range []struct{ ending, text, want string }{
 		{".js", "export function a() {}\n\nexport function b( {", ":3: SyntaxError: "},
-		{".mjs", "\nimport 'nopackage'\n", ":2: Error: Cannot find package 'nopackage'"},
+		{".mjs", "\nimport 'nopackage'\n", ":2: Error: Cannot find package 'nopackage' imported from " +
+			dir + "/m1.usher.mjs (npm install it)"},
+		{".js", "const a = require('./fine')\n",
+			":1: Error: Cannot find module './fine' (Node needs the whole path, such as ./lib.ts)"},
 		{".mjs", "import { b } from './fine.mjs'\n",
-			":1: SyntaxError: The requested module './fine.mjs' does not provide an export named 'b'"},
+			":1: SyntaxError: The requested module './fine.mjs' does not provide an export named 'b' " +
+				"(a type needs: import type)"},
 		{".mjs", "\n\nnull.x", ":3: TypeError: Cannot read properties of null"},
 		{".mjs",
 			"export default class {\n  constructor() { throw new Error('not now') }\n}",
 			":2: Error: not now"},
 		{".mjs", "process.exit(1)", ""},
+		{".js", "export const a = 1\n",
+			":1: SyntaxError: Unexpected token 'export' (does package.json say \"type\": \"commonjs\"? " +
+				"Run npm pkg set type=module, or name it .usher.mjs)"},
+		{".js", "\nimport './fine.mjs'\n",
+			":2: SyntaxError: Cannot use import statement outside a module (does package.json say "},
 	} {
 		t.Run(strconv.Itoa(i), func(t *testing.T) {
 			t.Parallel()
-			file := filepath.Join(dir, fmt.Sprintf("m%d.usher%s", i, row.ending))
+			folder := dir
+			if strings.Contains(row.want, "commonjs") || strings.Contains(row.want, "outside a module") {
+				folder = dir + "/commonjs"
+			}
+			file := filepath.Join(folder, fmt.Sprintf("m%d.usher%s", i, row.ending))
 			write(t, file, row.text)
 			cmd := shimCommand(t, kindNode, file)
 			var stderr bytes.Buffer

@@ -411,6 +411,18 @@ function refuse(need) {
   process.exit(1)
 }
 
+// remedies says what to do about a message of Node.
+const remedies = [
+  [/strip-only mode$/, 'Node only removes types: use a union of strings, or plain fields'],
+  [
+    /^Unexpected token 'export'|outside a module$/,
+    'does package.json say "type": "commonjs"? Run npm pkg set type=module, or name it .usher.mjs',
+  ],
+  [/not provide an export named/, 'a type needs: import type'],
+  [/^Cannot find module|^Directory import/, 'Node needs the whole path, such as ./lib.ts'],
+  [/^Cannot find package/, 'npm install it'],
+]
+
 // loadFailure returns why the file could not be loaded, on one line that begins with
 // the file and the line number, as those of compilers do.
 function loadFailure(err) {
@@ -431,9 +443,7 @@ function loadFailure(err) {
     line = syntaxErrorLine()
     if (!line) elsewhere ||= ' (in a file that it imports)'
   }
-  if (message.endsWith('strip-only mode')) {
-    elsewhere = ' (Node only removes types: use a union of strings, or plain fields)'
-  }
+  for (const [pattern, remedy] of remedies) if (pattern.test(message)) elsewhere += ` (${remedy})`
   const label = err instanceof Error ? `${err.name}: ` : ''
   return `${base}${line ? ':' + line : ''}: ${label}${message}${elsewhere}`
 }

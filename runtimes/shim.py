@@ -72,9 +72,11 @@ def to_json_value(value):
         return str(value)
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode()
-    if hasattr(value, "tolist"):  # arrays and numbers of numpy
+    # arrays and numbers of numpy
+    if hasattr(value, "tolist"):
         return value.tolist()
-    if hasattr(value, "keys") and hasattr(value, "__getitem__"):  # such as sqlite3.Row
+    # such as sqlite3.Row
+    if hasattr(value, "keys") and hasattr(value, "__getitem__"):
         return {key: value[key] for key in value.keys()}
     if isinstance(value, abc.Collection):
         return list(value)
@@ -260,7 +262,8 @@ class Field:
             try:
                 self.schema["default"] = json.loads(encode(default))
             except Exception:
-                pass  # the default has no JSON form
+                # the default has no JSON form
+                pass
 
 
 def object_schema(fields):
@@ -301,7 +304,8 @@ class TypeBuilder:
         self.converters = {}  # by class
         # classes that are being written out
         self.open = []
-        self.recursive = set()  # classes that contain themselves
+        # classes that contain themselves
+        self.recursive = set()
 
     def build(self, hint):
         """Returns the Type of an annotation.
@@ -391,7 +395,8 @@ class TypeBuilder:
                 try:
                     return part.convert(value)
                 except Exception:
-                    pass  # try the next one
+                    # try the next one
+                    pass
             return parts[-1].convert(value)
 
         return Type(schema, convert, null)
@@ -696,7 +701,8 @@ KNOWN_YIELDS = (
 
 
 def new_future():
-    from concurrent.futures import Future  # importing it is slow
+    # importing it is slow
+    from concurrent.futures import Future
 
     return Future()
 
@@ -800,7 +806,8 @@ class Call:
         self.task = self.loop.create_task(self.run_async(invoke))
         # A callback also runs if the call is cancelled before its first step.
         self.task.add_done_callback(lambda _: self.finish())
-        if self.ended:  # before it was on the loop
+        # before it was on the loop
+        if self.ended:
             self.task.cancel()
 
     async def run_async(self, invoke):
@@ -837,7 +844,8 @@ class Call:
                 value = asked.result()
             except RuntimeError as e:
                 step, value = generator.throw, e.with_traceback(None)
-            except Exception:  # it was cancelled
+            # it was cancelled
+            except Exception:
                 return generator.close()
 
     async def drain_async(self, generator):
@@ -961,7 +969,8 @@ class Server:
         self.loop = loop
         # Set when there is a loop to run, or nothing more to do.
         self.wake = threading.Event()
-        self.out = out  # a file descriptor
+        # a file descriptor
+        self.out = out
         # By request id, until they end. Cancelled calls are included.
         self.calls = {}
         # Futures of the client's answers, by the id of the request.
@@ -1090,7 +1099,8 @@ class Server:
         It may be nested too deeply, or contain a number with 5,000 digits.
         """
         prefix = re.match(rb'\{"jsonrpc":"2\.0","id":(\d+|"[^"\\]*")', line)
-        id_ = json.loads(prefix.group(1))  # usher writes the id first
+        # usher writes the id first
+        id_ = json.loads(prefix.group(1))
         error = {"error": {"message": f"reading the answer: {e}"}}
         if not self.take_answer(id_, error):
             self.respond(id_, "result", failure(f"reading the arguments: {e}"))
