@@ -16,7 +16,6 @@ import fs from 'node:fs'
 import module from 'node:module'
 import net from 'node:net'
 import path from 'node:path'
-import { Readable } from 'node:stream'
 import { fileURLToPath, pathToFileURL } from 'node:url'
 import { inspect } from 'node:util'
 
@@ -38,27 +37,14 @@ const pipes = takeStdio()
 // on, what the module or one of its child processes prints goes to usher's log, and
 // reading finds nothing. Node can't duplicate descriptors, but Unix opens them by name.
 function takeStdio() {
-  try {
-    if (fs.fstatSync(0).isFIFO() && fs.fstatSync(1).isFIFO()) {
-      const input = fs.openSync('/dev/fd/0', 'r')
-      const output = fs.openSync('/dev/fd/1', 'a')
-      // If this fails, descriptor 1 is still open.
-      fs.closeSync(fs.openSync('/dev/fd/2', 'a'))
-      fs.closeSync(0)
-      // This takes the lowest free number: 0.
-      fs.openSync('/dev/null', 'r')
-      fs.closeSync(1)
-      fs.openSync('/dev/fd/2', 'a')
-      return { input: new net.Socket({ fd: input, writable: false }), output }
-    }
-  } catch {
-    // This system has no /dev/fd. What follows misses only writes to descriptor 1.
-  }
-  const own = { input: process.stdin, output: 1 }
-  Object.defineProperty(process, 'stdin', { value: Readable.from([]) })
-  Object.defineProperty(process, 'stdout', { value: process.stderr })
-  module.syncBuiltinESMExports()
-  return own
+  const input = fs.openSync('/dev/fd/0', 'r')
+  const output = fs.openSync('/dev/fd/1', 'a')
+  fs.closeSync(0)
+  // This takes the lowest free number: 0.
+  fs.openSync('/dev/null', 'r')
+  fs.closeSync(1)
+  fs.openSync('/dev/fd/2', 'a')
+  return { input, output }
 }
 
 // log writes a record to stderr, which is usher's log. usher turns each \v into a new line.
@@ -67,11 +53,9 @@ function log(text) {
 }
 
 // write sends one line, all of it before it returns, because the module may end the
-// process at any time. If the module can write to stdout, a newline comes first, to end
-// a line that the module has left unfinished.
+// process at any time.
 function write(line) {
-  const start = pipes.output === 1 ? '\n' : ''
-  const bytes = Buffer.from(`${start}${line}\n`)
+  const bytes = Buffer.from(line + '\n')
   let at = 0
   while (at < bytes.length) {
     try {
@@ -1183,5 +1167,5 @@ try {
   log(loadFailure(err))
   process.exit(1)
 }
-pipes.input.on('data', onData)
-pipes.input.on('error', onEnd).on('close', onEnd).on('end', onEnd)
+const input = new net.Socket({ fd: pipes.input, writable: false })
+input.on('data', onData).on('error', onEnd).on('close', onEnd).on('end', onEnd)
