@@ -39,8 +39,7 @@ import (
 )
 
 // command is an entry of the table of commands. The command's manual is help/NAME.txt,
-// which begins with the usage line. The flags in the manual come from the FlagSet, so they
-// can't differ from those that the command accepts.
+// which begins with the usage line and ends with the flags (TestDocsFlags).
 type command struct {
 	least, most int  // arguments, not counting flags
 	data        bool // the command uses the data folder
@@ -48,7 +47,7 @@ type command struct {
 }
 
 // runFunc runs a command once its flags are parsed. Setup declares the flags and returns the
-// function, so that help can print the flags without running anything.
+// function.
 type runFunc func(ctx context.Context, args []string) error
 
 const anyNumber = math.MaxInt
@@ -133,15 +132,13 @@ func (a *app) status(ctx context.Context, name string, err error) int {
 func (a *app) runCommand(ctx context.Context, name string, c command, args []string) error {
 	fs := flag.NewFlagSet(name, flag.ContinueOnError)
 	if c.data {
-		fs.StringVar(&a.base, "base", "", "store data in `DIR` (default $USHER_BASE, else ~/.usher)")
+		fs.StringVar(&a.base, "base", "", "")
 	}
 	do := c.setup(a, fs)
 	args, err := parseFlags(fs, args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		a.printf("%s", helpText(name+".txt"))
-		fs.SetOutput(&a.output)
-		fs.PrintDefaults()
 		return nil
 	case err != nil:
 		return explainFlag(fs, err)
@@ -279,8 +276,8 @@ func (a *app) withModules(
 // view of everything, so with a scope or a code, the command builds that view itself, with the
 // code that serves clients.
 func setupModules(a *app, fs *flag.FlagSet) runFunc {
-	asJSON := fs.Bool("json", false, "print a JSON array")
-	scope := declareScope(fs, "show what a session scoped to `DIR` sees")
+	asJSON := fs.Bool("json", false, "")
+	scope := declareScope(fs)
 	return func(ctx context.Context, dirs []string) error {
 		roots, err := resolveRoots(dirs)
 		if err != nil {
@@ -299,9 +296,9 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 
 // declareScope declares the flag -scope. Without it the scope is everything. The folder is
 // resolved as usher claim resolves it, so that the flag shows what such a claim would grant.
-func declareScope(fs *flag.FlagSet, usage string) *Scope {
+func declareScope(fs *flag.FlagSet) *Scope {
 	scope := scopeAll()
-	fs.Func("scope", usage, func(text string) error {
+	fs.Func("scope", "", func(text string) error {
 		dir, err := resolveDir(text)
 		scope = scopeDir(dir)
 		return err
@@ -326,8 +323,8 @@ func parseCodeArgument(text string) (Code, error) {
 // Two words are a module and a method, or a tool and its JSON. JSON begins with a brace or is
 // -, and no method has such a name.
 func setupCall(a *app, fs *flag.FlagSet) runFunc {
-	dir := fs.String("dir", ".", "look for the module below `DIR`")
-	scope := declareScope(fs, "call as a session scoped to `DIR`")
+	dir := fs.String("dir", ".", "")
+	scope := declareScope(fs)
 	return func(ctx context.Context, words []string) error {
 		n := min(len(words), 2) // words that name the tool
 		if n == 2 && (words[1] == "-" || strings.ContainsAny(words[1], "={")) {
@@ -480,12 +477,11 @@ func (a *app) printResult(result object, err error) error {
 // setupClaim returns the command that creates, lists or revokes claims, by its first
 // argument. These are one command for the parser, so that their flags may come anywhere.
 func setupClaim(a *app, fs *flag.FlagSet) runFunc {
-	scope := fs.String("scope", ".", "the claim grants `DIR` and everything below it")
-	label := fs.String("label", "", "the `TEXT` names the claim in lists")
-	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
+	scope := fs.String("scope", ".", "")
+	label := fs.String("label", "", "")
+	asJSON := fs.Bool("json", false, "")
 	ttl := 24 * time.Hour
-	usage := "the claim is valid for `D`, such as 1h30m or 7d (default 24h)"
-	fs.Func("ttl", usage, func(text string) (err error) {
+	fs.Func("ttl", "", func(text string) (err error) {
 		ttl, err = parseTTL(text)
 		return err
 	})

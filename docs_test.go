@@ -318,17 +318,23 @@ func TestDocsRead(t *testing.T) {
 	}
 }
 
-// The reference has every flag of every command.
+// The reference and the help of a command have every flag of it. Help fits 80 columns.
 func TestDocsFlags(t *testing.T) {
 	t.Parallel()
 	raw := readFile(t, "docs/reference.md")
 	for name, c := range commands {
 		fs := flag.NewFlagSet(name, flag.ContinueOnError)
 		c.setup(&app{stderr: io.Discard}, fs)
+		help := wantUsher(t, 0, "", name, "-h")
+		check(t, "usher help "+name, help, helpText(name+".txt"))
+		for line := range strings.SplitSeq(help, "\n") {
+			check(t, "80 columns for "+line, len([]rune(line)) <= 80, true)
+		}
 		fs.VisitAll(func(f *flag.Flag) {
 			if !regexp.MustCompile("`-" + f.Name + "[ `]").MatchString(raw) {
 				t.Errorf("docs/reference.md has no -%s, of usher %s", f.Name, name)
 			}
+			checkContains(t, "usher help "+name, help, "\n  -"+f.Name)
 		})
 	}
 }

@@ -51,10 +51,9 @@ const (
 // terminal.
 func declareRegistryFlags(fs *flag.FlagSet, stderr io.Writer) *registryConfig {
 	c := &registryConfig{Watch: true}
-	fs.DurationVar(&c.CallTimeout, "call-timeout", 5*time.Minute,
-		"end a call after `DURATION` without an answer or progress")
-	fs.DurationVar(&c.Idle, "idle", time.Hour, "stop an unused shared process after `DURATION`; 0 never")
-	fs.Func("log", "write records to stderr in `FORM`, text or json", func(form string) error {
+	fs.DurationVar(&c.CallTimeout, "call-timeout", 5*time.Minute, "")
+	fs.DurationVar(&c.Idle, "idle", time.Hour, "")
+	fs.Func("log", "", func(form string) error {
 		switch form {
 		case "text":
 			c.Log = slog.New(slog.NewTextHandler(stderr, nil))
@@ -87,13 +86,13 @@ type serveFlags struct {
 // in combination.
 func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	f := &serveFlags{registry: declareRegistryFlags(fs, stderr), maxBody: defaultMaxBody}
-	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
-	fs.Func("allow-host", "answer requests for this host `NAME` too (repeatable)", f.addHost)
-	fs.Func("allow-origin", "answer scripts of the website at this `URL` too (repeatable)", f.addOrigin)
-	fs.Func("public-url", "print this `URL` for clients, and allow its host", f.setPublicURL)
-	fs.Func("max-body", "the largest request, as `SIZE` in bytes, KiB, MiB, GiB (default 4MiB)", f.setMaxBody)
-	fs.BoolVar(&f.requireClaim, "require-claim", false, "serve MCP clients only with a valid claim code")
-	fs.BoolFunc("watch", "run unapproved modules (off with -require-claim)", func(text string) error {
+	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "")
+	fs.Func("allow-host", "", f.addHost)
+	fs.Func("allow-origin", "", f.addOrigin)
+	fs.Func("public-url", "", f.setPublicURL)
+	fs.Func("max-body", "", f.setMaxBody)
+	fs.BoolVar(&f.requireClaim, "require-claim", false, "")
+	fs.BoolFunc("watch", "", func(text string) error {
 		watch, err := strconv.ParseBool(text)
 		if err != nil {
 			return errors.New("want true or false")
@@ -101,16 +100,11 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 		f.watch = &watch
 		return nil
 	})
-	fs.BoolVar(&f.open, "open", false,
-		"serve all modules to anyone who can reach the address")
-	fs.BoolVar(&f.webhooks.open, "open-webhooks", false,
-		"accept webhooks from anyone who can reach the address")
-	fs.BoolVar(&f.webhooks.acceptSignatures, "accept-signatures", false,
-		"let a webhook's verified @signature replace the secret")
-	fs.DurationVar(&f.webhooks.timeout, "webhook-timeout", 30*time.Second,
-		"give up on a webhook's method after `DURATION`")
-	fs.BoolVar(&f.webhooks.logArguments, "log-arguments", false,
-		"log the arguments of calls and deliveries, also those that are secret")
+	fs.BoolVar(&f.open, "open", false, "")
+	fs.BoolVar(&f.webhooks.open, "open-webhooks", false, "")
+	fs.BoolVar(&f.webhooks.acceptSignatures, "accept-signatures", false, "")
+	fs.DurationVar(&f.webhooks.timeout, "webhook-timeout", 30*time.Second, "")
+	fs.BoolVar(&f.webhooks.logArguments, "log-arguments", false, "")
 	return f
 }
 
