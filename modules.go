@@ -224,13 +224,9 @@ func (r *Registry) AwaitName(
 // returns errRetired if such a module is tried again.
 func (r *Registry) Failure(ctx context.Context, view *View, name string) error {
 	for _, m := range view.candidates(name, nil) {
-		if m.Err == nil {
-			continue
+		if m.Err != nil { // the version before an edit that is not approved may still be served
+			return m.owner.checkCurrent(ctx, nil)
 		}
-		if err := m.owner.checkCurrent(ctx, m.pool); err != nil {
-			return err
-		}
-		return m.failure() // the version before an edit that is not approved is still served
 	}
 	return nil
 }
@@ -515,7 +511,11 @@ func (o *moduleOwner) onLists(w *Worker, m *manifest) {
 		case !p.perSession:
 			o.publishLists(m)
 		default:
-			before := w.setLists(m)
+			var before *manifest
+			w.update(func() {
+				before = w.lists
+				w.lists = m
+			})
 			differ := func(m *manifest) bool { return m != nil && m.Hash != served.Hash }
 			if before == nil && differ(m) && time.Since(o.examined) > retryInterval {
 				o.examined = time.Now()
@@ -923,7 +923,7 @@ func (o *moduleOwner) startProcess(w *Worker) (err error) {
 		err = startError(w.spawn(l, r.groups))
 	}
 	if _, isFault := errors.AsType[*fault](err); err != nil && !isFault {
-		return processFault(p.Name, "can't start: "+errText(err), "").
+		return w.fault("can't start: " + errText(err)).
 			because(fmt.Errorf("module %q can't start: %w", p.Name, err))
 	}
 	if err != nil {

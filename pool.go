@@ -170,8 +170,7 @@ func (p *pool) begin(c *call) {
 		c.cancel(nil)
 		c.ctx, c.cancel = context.WithCancelCause(running)
 	}
-	c.begun = time.Now()
-	c.heard = c.begun
+	c.heard = time.Now()
 }
 
 // subscribe makes a process live as long as its session, which gets the module's reports of changes,
@@ -224,45 +223,36 @@ func (p *pool) introspect() (*manifest, error) {
 }
 
 // enter finds the process for a call, and starts one if there is none. Until leave, the process is in
-// use.
+// use. It may not have started yet.
 func (p *pool) enter(c *call) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
 		return errRetired
 	}
-	if p.shell == nil {
-		if err := p.pick(c); err != nil {
-			return err
-		}
-	}
-	c.heard = time.Now()
-	p.calls[c] = true
-	return nil
-}
-
-// pick sets the process for a call, which may not have started yet. The caller holds p.mu.
-func (p *pool) pick(c *call) error {
 	var owner Caller
 	if p.perSession {
 		owner = c.caller
 	}
 	member := owner.Member
-	if p.lost[member] {
+	pause := time.Until(p.crashed[member])
+	c.worker = p.find(member)
+	switch {
+	case p.shell != nil || c.worker != nil:
+	case p.lost[member]:
 		delete(p.lost, member)
 		return rpcErrorf(codeInternal, "module %q has lost this session's state: "+
 			"its process ended to make room for another: call again", p.Name)
+	case pause > 0:
+		return fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, pause.Seconds())
+	default:
+		w := newWorker(p, owner)
+		c.worker = w
+		p.procs = append(p.procs, w)
+		p.running.Go(func() { p.run(w) })
 	}
-	c.worker = p.find(member)
-	if c.worker != nil {
-		return nil
-	}
-	if wait := time.Until(p.crashed[member]); wait > 0 {
-		return fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, wait.Seconds())
-	}
-	c.worker = newWorker(p, owner)
-	p.procs = append(p.procs, c.worker)
-	p.running.Go(func() { p.run(c.worker) })
+	c.heard = time.Now()
+	p.calls[c] = true
 	return nil
 }
 
@@ -287,7 +277,6 @@ func (p *pool) leave(c *call) {
 // crash or failed start of a Member, the next process may start at once; after each further one
 // within crashMemory, only after crashPause.
 func (p *pool) run(w *Worker) {
-	defer context.AfterFunc(p.ends, func() { w.stop(w.fault("was stopped")) })()
 	var err error
 	if w.room != nil {
 		err = waitFor(w.ctx, w.room.grant())
@@ -444,20 +433,18 @@ func (p *pool) sweep(now time.Time) (gone bool) {
 }
 
 // sweepCall ends a call that has waited, or whose module has been silent, for too long, logs one that
-// is slow, and records that its process is in use. The caller holds p.mu.
+// takes long, and records that its process is in use. The caller holds p.mu.
 func (p *pool) sweepCall(c *call, now time.Time) {
-	waits := c.begun.IsZero()
 	if c.worker != nil {
 		c.worker.lastUse = now
 	}
-	switch {
-	case !c.ofClient() || p.timeout == 0 || now.Sub(c.heard) < p.timeout:
-	case waits:
-		c.cancel(fmt.Errorf("module %q is busy or still starting: try again", p.Name))
-	default:
+	if !c.ofClient() {
+		return
+	}
+	if p.timeout > 0 && now.Sub(c.heard) >= p.timeout {
 		c.cancel(fmt.Errorf("module %q: %w within %v", p.Name, errTimeout, p.timeout))
 	}
-	if !waits && !c.isSlow && now.Sub(c.begun) >= slowCall {
+	if !c.isSlow && now.Sub(c.arrived) >= slowCall {
 		c.isSlow = true
 		p.log.Warn("a call is still running",
 			"request", c.method,

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/types"
@@ -100,11 +101,6 @@ func (p *pool) started(ctx context.Context, caller Caller) (*call, error) {
 	return c, nil
 }
 
-// isBusy reports whether a call was not made, as the module had too many.
-func isBusy(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "is busy or still starting")
-}
-
 // count returns how many processes of a pool are in a state.
 func (p *pool) count(state workerState) (n int) {
 	p.mu.Lock()
@@ -188,7 +184,7 @@ func TestProcessesAreBounded(t *testing.T) {
 		p.timeout = time.Second
 		late := Caller{Principal: everyone, Member: aMember()}
 		_, err := p.call(t.Context(), late, "tools/call", nil)
-		check(t, "a call waits in vain", isBusy(err), true)
+		check(t, "a call waits in vain", errors.Is(err, errTimeout), true)
 		pass(2 * sweepTime)
 		check(t, "its process waits", p.find(late.Member) != nil, false)
 
@@ -429,7 +425,7 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 			for id := range maxRunningOf { // progress restarts the time-out of the others
 				w.passProgress(object{{"progressToken", json.RawMessage(fmt.Sprint(id + 1))}})
 			}
-			check(t, "a call that waits in vain", isBusy(<-vain), true)
+			check(t, "a call that waits in vain", errors.Is(<-vain, errTimeout), true)
 			p.timeout = 0
 			var order []string
 			for _, name := range []string{"first", "second"} {

@@ -81,7 +81,6 @@ func (c *Catalog) View(scope Scope, member context.Context) *View {
 
 // View is the set of modules inside one scope, with the names they have there. Immutable.
 type View struct {
-	catalog *Catalog
 	scope   Scope
 	Modules []ViewModule // also those that can't be hosted at the moment; sorted by label
 	Tools   []*Item      // sorted by name
@@ -123,9 +122,9 @@ type Item struct {
 
 // addURI adds a URI of the module to byURI.
 func (m ViewModule) addURI(byURI map[string][]*Item, uri string) {
-	isOwn := func(i *Item) bool { return i.Module == m.Module }
-	if !slices.ContainsFunc(byURI[uri], isOwn) {
-		byURI[uri] = append(byURI[uri], &Item{Name: uri, ViewModule: m})
+	list := byURI[uri]
+	if len(list) == 0 || list[len(list)-1].Module != m.Module { // a module adds all of its URIs at once
+		byURI[uri] = append(list, &Item{Name: uri, ViewModule: m})
 	}
 }
 
@@ -134,7 +133,6 @@ func (m ViewModule) addURI(byURI map[string][]*Item, uri string) {
 func newView(c *Catalog, key viewKey) *View {
 	scope := key.scope
 	v := &View{
-		catalog:      c,
 		scope:        scope,
 		ToolsOf:      make(map[*Module][]*Item),
 		items:        map[string]map[string][]*Item{"resources": {}, "webhooks": {}},

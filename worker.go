@@ -57,19 +57,19 @@ var (
 
 // call is one request to a module.
 type call struct {
-	caller Caller
-	method string                  // for the log, as name is
-	name   string                  // of the tool, prompt or resource
-	ctx    context.Context         // ends if the caller cancels the call, or it takes too long
-	cancel context.CancelCauseFunc // ends ctx
-	slot   *slot[*Principal]       // released once the call no longer runs; nil for usher's own calls
-	worker *Worker                 // nil for a shell function
-	id     string                  // in messages of the process
-	token  json.RawMessage         // the caller's own progress token; nil for none
-	answer chan *Message           // 1-buffered
+	caller  Caller
+	arrived time.Time
+	method  string                  // for the log, as name is
+	name    string                  // of the tool, prompt or resource
+	ctx     context.Context         // ends if the caller cancels the call, or it takes too long
+	cancel  context.CancelCauseFunc // ends ctx
+	slot    *slot[*Principal]       // released once the call no longer runs; nil for usher's own calls
+	worker  *Worker                 // nil for a shell function
+	id      string                  // in messages of the process
+	token   json.RawMessage         // the caller's own progress token; nil for none
+	answer  chan *Message           // 1-buffered
 
 	// Guarded by pool.mu:
-	begun     time.Time // when it was handed to its runner; zero while it waits
 	heard     time.Time // when it last began to wait, or its module showed a sign of life
 	isSlow    bool      // the log says that it is still running
 	isSent    bool      // the process has got its request, or is getting it
@@ -79,7 +79,7 @@ type call struct {
 
 // newCall returns a call, which ends with ctx. The caller must call cancel.
 func newCall(ctx context.Context, caller Caller) *call {
-	c := &call{caller: caller, answer: make(chan *Message, 1)}
+	c := &call{caller: caller, arrived: time.Now(), answer: make(chan *Message, 1)}
 	c.ctx, c.cancel = context.WithCancelCause(ctx)
 	return c
 }
@@ -127,7 +127,7 @@ type Worker struct {
 	stateless bool               // it speaks statelessProtocol; constant once ready is closed
 	sessions  bool               // it has said that it also speaks a revision with sessions; constant as well
 	info      object             // the module's description of itself in the handshake; constant as well
-	ctx       context.Context    // ends when workerStopping begins
+	ctx       context.Context    // ends when workerStopping begins, or usher ends
 	cancel    context.CancelFunc // ends ctx; for advance only
 	ready     chan struct{}      // closed when the process is ready; by run, if its start has failed
 	done      chan struct{}      // closed when the process has ended and nothing is running
@@ -175,7 +175,7 @@ func newWorker(p *pool, owner Caller) *Worker {
 		calls:   make(map[string]*call),
 		asks:    make(map[string]*clientRequest),
 	}
-	w.ctx, w.cancel = context.WithCancel(context.Background())
+	w.ctx, w.cancel = context.WithCancel(p.ends)
 	if owner.Sessionless { // its functions are only for its own call, and would keep the call
 		w.owner.Notify = nil
 		w.owner.Ask = nil
@@ -256,7 +256,7 @@ func (w *Worker) stop(failure error) {
 }
 
 // fault returns the error of calls whose process usher ends.
-func (w *Worker) fault(reason string) error { return processFault(w.pool.Name, reason, "") }
+func (w *Worker) fault(reason string) *fault { return processFault(w.pool.Name, reason, "") }
 
 // ---- The process
 
@@ -440,7 +440,13 @@ func (w *Worker) handle(msg *Message) {
 			o.Notify(msg.Method, msg.Params)
 		}
 	case "notifications/cancelled":
-		w.withdrawAsk(msg.Params.get("requestId"))
+		w.update(func() {
+			id := idKey(msg.Params.get("requestId"))
+			if a := w.asks[id]; a != nil { // then ask sends no answer
+				delete(w.asks, id)
+				a.cancel()
+			}
+		})
 	case cancelConfirmed:
 		w.update(func() {
 			if c := w.callOf(msg.Params.get("requestId")); c != nil {
@@ -695,15 +701,6 @@ func (w *Worker) readLists() {
 			w.pool.onLists(w, m)
 		}
 	})
-}
-
-// setLists sets what the process lists, and returns what it listed before; nil for nothing.
-func (w *Worker) setLists(m *manifest) (before *manifest) {
-	w.update(func() {
-		before = w.lists
-		w.lists = m
-	})
-	return before
 }
 
 // ---- The handshake, in which usher finds out what the module is
@@ -1061,16 +1058,6 @@ func (w *Worker) askClient(a *clientRequest) (result object, err error) {
 		err = errNotInCall
 	}
 	return result, err
-}
-
-// withdrawAsk cancels a request to a client that the module has cancelled.
-func (w *Worker) withdrawAsk(id json.RawMessage) {
-	w.update(func() {
-		if a := w.asks[idKey(id)]; a != nil {
-			delete(w.asks, idKey(id))
-			a.cancel()
-		}
-	})
 }
 
 // answerInput asks the caller for the input that a result asks for, and returns params
