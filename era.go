@@ -63,7 +63,6 @@ const (
 	metaClientCaps   = "io.modelcontextprotocol/clientCapabilities"
 	metaLogLevel     = "io.modelcontextprotocol/logLevel"
 	metaSubscription = "io.modelcontextprotocol/subscriptionId"
-	metaServerInfo   = "io.modelcontextprotocol/serverInfo"
 	metaCall         = ownPrefix + "call"
 	ownPrefix        = "usher/"
 )
@@ -328,11 +327,9 @@ func usherInfo() json.RawMessage {
 	return object{{"name", quote("usher")}, {"version", quote(version())}}.encode()
 }
 
-// The types of results (MCP 2026-07-28, basic/index, "ResultType").
-const (
-	resultComplete = "complete"
-	resultInput    = "input_required"
-)
+// resultInput is the type of a result that asks for input (MCP 2026-07-28, basic/index, "ResultType").
+// All others are complete.
+const resultInput = "input_required"
 
 // forClient converts a result for a client of an era. life is how many milliseconds a client
 // without sessions may cache a complete result, or "" if the method's results have no such
@@ -342,12 +339,12 @@ func (result object) forClient(era eras, life string) object {
 		return result.without("resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
 	}
 	if result.get("resultType") == nil {
-		result = result.set("resultType", quote(resultComplete))
+		result = result.set("resultType", quote("complete"))
 	}
-	if life != "" && result.text("resultType") == resultComplete {
+	if life != "" && result.text("resultType") == "complete" {
 		result = result.set("ttlMs", json.RawMessage(life)).set("cacheScope", quote("private"))
 	}
-	return withMeta(result, metaServerInfo, usherInfo())
+	return withMeta(result, "io.modelcontextprotocol/serverInfo", usherInfo())
 }
 
 // rpcStatus returns the HTTP status for an error code. From MCP 2026-07-28 on

@@ -164,8 +164,8 @@ func TestStatelessResultsAreComplete(t *testing.T) {
 		t.Run(tt.method+" "+tt.params, func(t *testing.T) {
 			a := c.Modern(tt.method, tt.params)
 			checkContains(t, "the answer", a.Body, tt.says)
-			check(t, "resultType", stringField(a.Result(), "resultType"), resultComplete)
-			server := field(a.Result(), "_meta", metaServerInfo)
+			check(t, "resultType", stringField(a.Result(), "resultType"), "complete")
+			server := field(a.Result(), "_meta", "io.modelcontextprotocol/serverInfo")
 			check(t, "server", stringField(server, "name"), "usher")
 			scope := "private"
 			if tt.kept == never {

@@ -186,7 +186,7 @@ func TestAskInEachMethod(t *testing.T) {
 			a = send(tt.method, back)
 			check(t, "resumed: failure", a.Failure(), "")
 			check(t, "resumed: resultType", stringField(a.Result(), "resultType"),
-				resultComplete)
+				"complete")
 			checkContains(t, "resumed", a.Body, tt.want, "yes")
 			wantStale(t, "its state once more", send(tt.method, back))
 		})

@@ -384,7 +384,7 @@ func TestFailedListHidesNoTools(t *testing.T) {
 	connect(t, startDaemon(t, dir).URL).AwaitTools("a_x", "b_x", "c_x", "d_x", "e_x")
 	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "note: prompts/list: no prompts/list",
-		"note: prompts/list: the pages repeat",
+		"note: prompts/list: pages repeat",
 		"note: tools/list: bad is left out")
 	const shared = "note: these resources are not offered, as several modules have their URIs: r://one"
 	check(t, "notes of shared URIs", strings.Count(out, shared), 2)

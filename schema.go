@@ -736,9 +736,6 @@ func matches(s *schema, value json.RawMessage) bool {
 var formats = map[string]*regexp.Regexp{
 	"with a scheme": regexp.MustCompile(`^"[A-Za-z][A-Za-z0-9+.-]*:`),
 	"from 0 to 1":   regexp.MustCompile(`^(0(\.\d+)?|1(\.0+)?)$`),
-	"for JavaScript": regexp.MustCompile(
-		`^"([^\\(]|\\"|\\\\[dDwWsSbBfnrtv^$.*+?(){}|/\\[\]]|\(([^?]|\?[:=!]))*"$`),
-	"into its own schema": regexp.MustCompile(`^"#(/(\$defs|definitions|properties)/[^/]+)?"$`),
 }
 
 // jsonTypes maps the first byte of a JSON value to its JSON Schema type, except for
@@ -911,30 +908,40 @@ func fits(root, s *schema, value json.RawMessage) bool {
 // definition is of no use then.
 func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, problem string) {
 	if members(item).object("execution").text("taskSupport") == "required" {
-		return nil, "is left out: usher has no tasks"
+		return nil, " is left out: it needs tasks"
 	}
+	item = completeSchema(item, "", nil)
 	c := argumentCheck{root: mcpSchema, left: 16*len(item) + 1<<16, repairs: true}
 	wrong := c.value(c.root.Defs[key], &item)
 	if wrong != nil {
 		c.drop(wrong)
-		return nil, "is left out" + c.lost
+		return nil, " is left out" + c.lost
 	}
-	return completeSchema(members(item).without("execution").encode(), ""), c.lost
+	return completeSchema(members(item).without("execution").encode(), "", nil), c.lost
 }
 
 // completeSchema returns a JSON Schema that means the same, in which each schema of a property is an
-// object, and each schema of an array has items: some clients refuse anything else.
-func completeSchema(value json.RawMessage, key string) json.RawMessage {
+// object, and each schema of an array has items: some clients refuse anything else. A $ref that
+// does not lead into root, the whole schema, becomes null, so that it is dropped. key is that of value.
+func completeSchema(value json.RawMessage, key string, root object) json.RawMessage {
 	list := items(value)
 	fields := members(value)
+	if root == nil && strings.HasSuffix(key, "Schema") {
+		root = fields
+	}
 	for i, item := range list {
-		list[i] = completeSchema(item, "")
+		list[i] = completeSchema(item, "", root)
 	}
 	for i, f := range fields {
-		fields[i].value = completeSchema(f.value, f.key)
-		if key == "properties" && isTrue(f.value) {
+		fields[i].value = completeSchema(f.value, f.key, root)
+		ref, _ := unquote(f.value)
+		steps := strings.Split(ref, "/")
+		switch {
+		case f.key == "$ref" && ref != "#" && (len(steps) != 3 || root.object(steps[1]).get(steps[2]) == nil):
+			fields[i].value = json.RawMessage("null")
+		case key == "properties" && isTrue(f.value):
 			fields[i].value = json.RawMessage("{}")
-		} else if key == "properties" && string(f.value) == "false" {
+		case key == "properties" && string(f.value) == "false":
 			fields[i].value = json.RawMessage(`{"not":{}}`)
 		}
 	}

@@ -129,7 +129,7 @@ func TestListenersHearOfChanges(t *testing.T) {
 		}
 		result := field(last[0].Msg(), "result")
 		check(t, "id", string(field(last[0].Msg(), "id")), id)
-		check(t, "resultType", stringField(result, "resultType"), resultComplete)
+		check(t, "resultType", stringField(result, "resultType"), "complete")
 		check(t, "subscription", string(field(result, "_meta", metaSubscription)), id)
 	}
 }

@@ -819,13 +819,13 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 			id := members(item).text(listTable[key].id)
 			cleaned, problem := cleanDefinition(key, item)
 			if seen[id] && cleaned != nil {
-				problem = "is a duplicate"
+				problem = " is a duplicate"
 			} else if cleaned != nil {
 				seen[id] = true
 				m.Lists[key] = append(m.Lists[key], cleaned)
 			}
 			if problem != "" {
-				problem = fmt.Sprint(listTable[key].method, ": ", cmp.Or(id, "an item"), " ", problem)
+				problem = fmt.Sprint(listTable[key].method, ": ", cmp.Or(id, "one"), problem)
 				m.Problems = append(m.Problems, clipText(problem, maxLoggedLine))
 			}
 		}
@@ -858,7 +858,7 @@ func (w *Worker) list(ctx context.Context, key string) (all []json.RawMessage, _
 		}
 		known := len(seen)
 		for _, item := range page {
-			seen["item "+members(item).text(listTable[key].id)] = true
+			seen["="+members(item).text(listTable[key].id)] = true
 		}
 		stale++
 		if len(seen) > known || all == nil {
@@ -870,7 +870,7 @@ func (w *Worker) list(ctx context.Context, key string) (all []json.RawMessage, _
 			return all, nil
 		}
 		if stale == 3 || seen[string(cursor)] {
-			return all, rpcErrorf(codeInternal, "%s: the pages repeat", method)
+			return all, rpcErrorf(codeInternal, "%s: pages repeat", method)
 		}
 		seen[string(cursor)] = true
 		params = object{{"cursor", cursor}}
