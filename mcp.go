@@ -7,6 +7,10 @@
 // session: usher suspends the call and answers the client's request with the module's questions.
 // The client's next request contains the answers and continues the call (MCP 2026-07-28,
 // basic/patterns/mrtr).
+//
+// Three goroutines may meet in a request: the one that answers it, the one that reads the output
+// of its module (notify), and one for each question of the module (ask). A suspended call has one
+// more, which makes the call and outlives the requests of its client.
 
 package main
 
@@ -99,29 +103,24 @@ var mcpMethods = map[string]mcpMethod{
 type request struct {
 	admission
 	server  *Server
-	held    *reservation // of the message and of what it leads to, until the answer is written
-	out     *outbox      // to the client
-	header  http.Header  // of a stateless POST, else nil; must agree with params
+	out     *outbox     // to the client
+	header  http.Header // of a stateless POST, else nil; must agree with params
 	id      json.RawMessage
 	name    string    // of the method
 	method  mcpMethod // zero if unknown
 	params  object
-	result  int64 // bytes of the module's result, which count until it is encoded
 	caller  Caller
 	ctx     context.Context         // ends with the request; set by begin
 	cancel  context.CancelCauseFunc // ends ctx
 	arrived time.Time
 }
 
-// newRequest returns the request that msg makes in from.session. What usher holds for it counts for
-// held. Messages of the request and its answer go to out.
-func (s *Server) newRequest(
-	from admission, held *reservation, out *outbox, msg *Message, params object,
-) *request {
+// newRequest returns the request that msg makes in from.session. Messages of the request and
+// its answer go to out.
+func (s *Server) newRequest(from admission, out *outbox, msg *Message, params object) *request {
 	r := &request{
 		admission: from,
 		server:    s,
-		held:      held,
 		out:       out,
 		id:        msg.ID,
 		name:      msg.Method,
@@ -129,8 +128,8 @@ func (s *Server) newRequest(
 		params:    params,
 		arrived:   time.Now(),
 	}
-	client := *r.session.profile.Load()
-	if r.principal.exists() { // a client's roots could lead a module out of the claim's folder
+	client := *r.session.profile.Load() // a copy: a later initialize does not change this request
+	if r.principal.exists() {           // a client's roots could lead a module out of the claim's folder
 		client.caps &^= capRoots
 	}
 	r.caller = Caller{
@@ -150,11 +149,14 @@ func (s *Server) newRequest(
 // begin counts the request and adds it to its session, so that its client can cancel it.
 // After a success, the caller must call answer, and end when the answer has been written.
 func (r *request) begin(ctx context.Context) error {
+	// A listen is a stream, and lasts as long as its client likes. It must not take the place of calls.
 	counter := r.counter()
 	if !counter.reserve(r.principal, 1) {
 		return rpcErrorf(codeRefused,
 			"too many requests in flight, or streams (limit %d): wait for some to end", counter.perKey)
 	}
+	// A client cancels by id, so an id that is in use can't be used for a second request. From here
+	// on, a cancellation finds the request, even before its method runs.
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
 	if _, taken := r.session.calls.LoadOrStore(idKey(r.id), r.cancel); taken {
 		r.cancel(nil)
@@ -189,7 +191,8 @@ func (r *request) counter() *counter[*Principal] {
 // the client's revision of MCP wants. The error is context.Cause(r.ctx) if r.ctx ended.
 func (r *request) answer() (result object, err error) {
 	defer catch(r.server.log, &err)
-	// Proxies and clients take a silent connection for a dead one.
+	// Proxies and clients take a silent connection for a dead one. Whatever the outbox is by then, an
+	// answer that is written in time stays plain JSON.
 	defer time.AfterFunc(keepAlive, func() { r.out.open() }).Stop()
 	if r.method.eras&r.session.era == 0 {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
@@ -197,6 +200,7 @@ func (r *request) answer() (result object, err error) {
 	if len(r.progressToken()) > maxID { // each report repeats it
 		return nil, rpcErrorf(codeInvalidParams, "progressToken is longer than %s", formatSize(maxID))
 	}
+	// Proxies and gateways route by the header, and the module by the parameter: they must not differ.
 	if named := r.method.named; named != "" {
 		err = checkHeader(r.header, nameHeader, named, r.params.get(named))
 	}
@@ -219,7 +223,6 @@ func (r *request) progressToken() json.RawMessage {
 // basic/utilities/cancellation).
 func (r *request) encodeAnswers(result object, err error) (answer, short []byte) {
 	short = encodeError(r.id, errNoRoomToAnswer)
-	defer r.held.shrink(r.result) // the answer counts in its stead
 	switch {
 	case err == nil:
 		return encodeResult(r.id, result), short
@@ -238,6 +241,8 @@ func (r *request) checkHeaders(tool *Item) error {
 	}
 	arguments := r.params.object("arguments")
 	schema := tool.Method.schema()
+	// Only what the schema marks is compared: other headers of this kind belong to proxies, or to a
+	// client that knows an earlier version of the tool.
 	for name := range schema.Properties {
 		header := schema.property(name).Header
 		if !headerToken.MatchString(header) { // clients omit tools with wrong headers
@@ -303,7 +308,7 @@ func (r *request) discover() (object, error) {
 // wait for modules, as some clients give up soon: the instructions only name those that are not
 // ready.
 func (r *request) about(result object) object {
-	view, _ := r.view()
+	view, _ := r.view() // after an error, it is empty: then the instructions name no module
 	capabilities := serverCapabilities
 	if r.session.era == stateless { // its clients can't subscribe to resources
 		capabilities = capabilities.set("resources", json.RawMessage(`{"listChanged":true}`))
@@ -355,7 +360,7 @@ func (r *request) setLevel() (object, error) {
 	if err := checkLogLevel(level); err != nil {
 		return nil, err
 	}
-	profile := *r.session.profile.Load()
+	profile := *r.session.profile.Load() // a copy, because other requests may be reading the profile
 	profile.level = level
 	r.session.profile.Store(&profile)
 	return noResult, nil
@@ -363,6 +368,7 @@ func (r *request) setLevel() (object, error) {
 
 // showList answers a request for a list.
 func (r *request) showList() (object, error) {
+	// The list is the view's own text, shared by all callers of the scope; the answer copies it.
 	view, _ := r.readyView()
 	r.session.markSeen(r.method.list, view)
 	return object{{r.method.list, view.Lists[r.method.list]}}, nil
@@ -433,6 +439,8 @@ func (r *request) find() (*Item, error) {
 // the item up in the scope that the caller has at that moment.
 func (r *request) forward() (object, error) {
 	var item *Item
+	// Call runs this function again if the module is replaced before its process has got the call. So
+	// the look-up, and everything that depends on the item, is inside of it.
 	result, err := r.server.modules.Call(r.ctx, r.principal, func() (_ object, err error) {
 		item, err = r.find()
 		if err == nil {
@@ -446,13 +454,7 @@ func (r *request) forward() (object, error) {
 		}
 		return item.Call(r.ctx, r.caller, r.name, r.params)
 	})
-	switch size := int64(result.size()); {
-	case err != nil:
-	case r.held.grow(size) != nil:
-		err = errNoRoomToAnswer
-	default:
-		r.result = size
-	}
+	// Why the request ended says more than how the call failed because of it.
 	if err != nil && r.ctx.Err() != nil {
 		err = context.Cause(r.ctx)
 	}
@@ -477,6 +479,8 @@ func (r *request) callTool() (object, error) {
 	if arguments != nil && list == nil {
 		return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
 	}
+	// Only the arguments that contain the parameter are encoded again: usually, they stay the bytes
+	// that the client sent.
 	if kept := withoutWebhook(list); len(kept) < len(list) {
 		r.params = r.params.set("arguments", kept.encode())
 	}
@@ -527,6 +531,7 @@ func (r *request) listen() (object, error) {
 	view, _ := r.readyView()
 	honoured := r.session.readFilter(view, filter)
 	r.session.listenID = r.id
+	// The stream is announced before the acknowledgement is sent: it is the first message on it.
 	if !r.session.join(r.out) {
 		return nil, rpcErrorf(codeInvalidRequest, "%s needs Accept: text/event-stream", listenMethod)
 	}
@@ -551,6 +556,7 @@ func (r *request) beginAsk(method string, params object) (asked *reservation, la
 	if err != nil {
 		return nil, lacked, err
 	}
+	// The question stays in memory until a person answers it, long after the client has read it.
 	asked = r.server.memory.reserve(r.principal)
 	return asked, 0, asked.grow(int64(params.size()))
 }
@@ -566,7 +572,7 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	// this one.
 	id := quote("usher-" + rand.Text())
 	answer := make(chan *Message, 1)
-	r.session.asked.Store(string(id), answer)
+	r.session.asked.Store(string(id), answer) // before the client can answer
 	defer r.session.asked.Delete(string(id))
 	if !r.send(encodeRequest(id, method, params)) {
 		return nil, errNoStream
@@ -581,6 +587,7 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
+	// Nobody waits for the answer any longer: the client can take its dialog away.
 	r.send(encodeRequest(nil, "notifications/cancelled", object{{"requestId", id}}))
 	return nil, err
 }
@@ -623,7 +630,8 @@ type suspendedCalls struct {
 // suspendedCall is one call of a client without a session, over all its requests.
 type suspendedCall struct {
 	all     *suspendedCalls
-	request request       // a copy of the first one; its held and the functions of its caller are the call's
+	request request       // a copy of the client's first request; its caller asks through the call
+	held    *reservation  // of the arguments and of the client's answers
 	asked   chan struct{} // 1-buffered: the module asked something
 	done    chan struct{} // closed when result and err are set
 	result  object
@@ -658,14 +666,13 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 	c := &suspendedCall{
 		all:     k,
 		request: *r,
+		held:    r.server.memory.reserve(r.principal), // the call may outlive the message
 		current: r,
 		token:   r.progressToken(),
 		asked:   make(chan struct{}, 1),
 		done:    make(chan struct{}),
 	}
-	// The call may outlive the message, so it counts what it needs of the message itself.
-	c.request.held = r.server.memory.reserve(r.principal)
-	if err := c.request.held.grow(int64(r.params.size())); err != nil {
+	if err := c.held.grow(int64(r.params.size())); err != nil {
 		return nil, err
 	}
 	c.request.caller.Notify = c.notify
@@ -679,12 +686,16 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 // run makes the call.
 func (c *suspendedCall) run() {
 	defer close(c.done)
-	defer c.request.held.end()
+	defer c.held.end()
 	defer c.request.cancel(nil)
 	defer catch(c.request.server.log, &c.err)
+	// forward looks the item up and checks the claim as for any other call. It returns only once no
+	// question of the module is open.
 	c.result, c.err = c.request.forward()
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
+	// The module's own failure is only a consequence of what the client lacks, which MCP wants to
+	// be told by a code. If the module managed without it, its result counts.
 	failed := c.err != nil || isTrue(c.result.get("isError"))
 	if failed && c.lacked != 0 {
 		c.result = nil
@@ -700,6 +711,8 @@ func (c *suspendedCall) run() {
 // notify passes a notification to the request in progress, if there is one. Progress is
 // reported under that request's own token, and only if it has one.
 func (c *suspendedCall) notify(method string, params object) {
+	// A copy of both, because the client may continue the call, or hang up, at any time. The lock is not
+	// held while the message is sent.
 	c.all.mu.Lock()
 	current, token := c.current, c.token
 	c.all.mu.Unlock()
@@ -737,17 +750,16 @@ func (c *suspendedCall) ask(ctx context.Context, method string, params object) (
 	q.key = fmt.Sprint("ask-", c.asks)
 	c.questions = append(c.questions, q)
 	c.all.mu.Unlock()
-	wake(c.asked)
+	wake(c.asked) // next, which answers the client's request in progress, or the next one
 	select {
 	case answer := <-q.answer:
 		return answer, nil
-	case <-c.request.ctx.Done():
-		return nil, errNotInCall
 	case <-c.request.principal.ctx.Done(): // the claim has ended
 		c.request.cancel(errNoScope)
 		return nil, errNoScope
 	case <-ctx.Done():
 	}
+	// The module has withdrawn the question, the call has ended, or nobody answered in time.
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	c.questions = remove(c.questions, q)
@@ -766,6 +778,8 @@ func (c *suspendedCall) next(ctx context.Context) (object, error) {
 				return result, nil
 			}
 		case <-ctx.Done():
+			// Only while a request is in progress: a client that got the questions may be away for as long
+			// as the module waits for the answers.
 			c.request.cancel(context.Cause(ctx))
 			<-c.done
 			return nil, context.Cause(ctx)
@@ -778,7 +792,7 @@ func (c *suspendedCall) next(ctx context.Context) (object, error) {
 func (c *suspendedCall) suspend() object {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	if len(c.questions) == 0 {
+	if len(c.questions) == 0 { // withdrawn since c.asked was woken, or the call has ended
 		return nil
 	}
 	var requests object
@@ -787,6 +801,8 @@ func (c *suspendedCall) suspend() object {
 	}
 	c.state = statePrefix + rand.Text()
 	c.all.calls[c.state] = c
+	// From now on, notifications of the module reach nobody: the request in progress is about to get
+	// its answer, and the client has no stream.
 	c.current = nil
 	c.token = nil // it would keep the whole body
 	return object{
@@ -802,13 +818,15 @@ func (c *suspendedCall) suspend() object {
 func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
 	token := r.progressToken()
 	responses := r.params.object("inputResponses")
+	// One lock for the look-up and the change: of several requests with one state, one continues the
+	// call. The state alone, although random, is not enough: it may have been seen in a log.
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := k.calls[r.params.text("requestState")]
 	if c == nil || !c.continuedBy(r) { // it may have ended, or another request has continued it
 		return nil, errStaleState
 	}
-	if err := c.request.held.grow(int64(responses.size())); err != nil {
+	if err := c.held.grow(int64(responses.size())); err != nil {
 		return nil, err
 	}
 	delete(k.calls, c.state)
@@ -836,6 +854,7 @@ func (c *suspendedCall) continuedBy(r *request) bool {
 // fingerprint returns a hash of what a request that continues a call must repeat. The order of
 // members does not matter.
 func (r *request) fingerprint() string {
+	// A client may write the same request differently each time, and adds its answers and its own _meta.
 	parts := []string{r.name, fmt.Sprint(r.caller.Client.caps)}
 	rest := r.params.without("_meta", "arguments", "inputResponses", "requestState")
 	for _, f := range append(rest, r.params.object("arguments")...) {

@@ -366,7 +366,7 @@ func TestStateContinuesOneRequest(t *testing.T) {
 	}
 	k := &suspendedCalls{calls: make(map[string]*suspendedCall)}
 	c := &suspendedCall{all: k, state: "s"}
-	c.request.held = newMemory(defaultMaxBody, strangers).reserve(everyone)
+	c.held = newMemory(defaultMaxBody, strangers).reserve(everyone)
 	c.request.principal = everyone
 	c.request.params = params
 	k.calls["s"] = c
@@ -404,7 +404,7 @@ func TestAnswersToModulesCount(t *testing.T) {
 
 		k := &suspendedCalls{calls: make(map[string]*suspendedCall)}
 		c := &suspendedCall{all: k, state: "s"}
-		c.request.held = m.reserve(everyone)
+		c.held = m.reserve(everyone)
 		c.request.principal = everyone
 		k.calls["s"] = c
 		r.params = object{

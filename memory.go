@@ -167,16 +167,13 @@ func (r *reservation) handle(log *slog.Logger, serve func() error) {
 	e, isFault := errors.AsType[*fault](err)
 	rpc, isRPC := errors.AsType[*rpcError](err)
 	switch {
-	case !isFault && isRPC:
-		e = httpErrorf(rpcStatus(rpc.Code), "%s", rpc.Message)
-		e.RPC = rpc
-	case !isFault:
-		log.Error("internal error", "err", err)
+	case isFault:
+	case isRPC:
+		e = &fault{Status: rpcStatus(rpc.Code), Msg: rpc.Message, RPC: rpc}
+	default:
 		e = errInternal
 	}
-	if e != errInternal {
-		log.Info("refused", "status", e.Status, "why", clipText(explain(e), maxLogged))
-	}
+	log.Info("refused", "status", e.Status, "why", clipText(explain(err), maxLogged))
 	maps.Copy(r.w.Header(), e.Header)
 	r.refuse(e)
 }

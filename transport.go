@@ -2,6 +2,10 @@
 // HTTP+SSE of 2024-11-05, and stdio (MCP, basic/transports). They find the session of a message,
 // begin and end requests, and send answers and notifications of changed lists through an outbox.
 // This file reaches no module.
+//
+// A POST or GET runs on the goroutine of its connection until it is answered; only the outbox of a
+// stream has a goroutine of its own. A duplex connection (HTTP+SSE and stdio) starts one for each
+// request, because its client may send the next message before the answer to the last one.
 
 package main
 
@@ -81,12 +85,14 @@ func (s *Server) servePOST(x *reservation) error {
 	}
 	// A client of HTTP+SSE gets its answers on its stream, whatever it posts.
 	if from.session.isSSE() {
-		if err := from.session.receive(from, body); err != nil {
-			return err
+		err := from.session.receive(from, body)
+		if err == nil {
+			x.w.WriteHeader(http.StatusAccepted)
 		}
-		x.w.WriteHeader(http.StatusAccepted)
-		return nil
+		return err
 	}
+	// From here on, a refusal repeats the id of the message, so that its sender can tell which of its
+	// requests has failed.
 	msg, err := parseMessage(body)
 	id := slices.Clone(msg.ID) // a process may keep x, and must not keep the body
 	x.refuse = func(e *fault) { writeMCPError(x, id, e) }
@@ -105,11 +111,11 @@ func (s *Server) servePOST(x *reservation) error {
 	}
 	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
 	// asked or notified.
-	var write func(outEvent) error
+	out := &outbox{ctx: x.req.Context(), held: x}
 	if accepts(header, streamTypes...) {
-		write = sseWriter(x)
+		out.write = sseWriter(x)
 	}
-	request := s.newRequest(from, x, &outbox{ctx: x.req.Context(), held: x, write: write}, msg, params)
+	request := s.newRequest(from, out, msg, params)
 	if from.session.era == stateless {
 		request.header = header
 	}
@@ -164,12 +170,15 @@ func (r *request) answerPOST(x *reservation, stream bool) {
 	var result object
 	err := r.begin(r.server.stopped)
 	if err == nil {
+		// The request counts, and can be cancelled, until its answer is written: a client that does not
+		// read fills its own share.
 		defer r.end()
 		if r.session.era == stateless { // the end of its connection cancels a request of this era
 			defer context.AfterFunc(r.out.ctx, func() { r.cancel(context.Canceled) })()
 		}
 		result, err = r.answer()
 	}
+	// Earlier revisions know an HTTP error only as the failure of a transport or session.
 	status := http.StatusOK
 	if err != nil && r.session.era == stateless {
 		status = rpcStatus(asRPCError(err).Code)
@@ -177,6 +186,8 @@ func (r *request) answerPOST(x *reservation, stream bool) {
 	if stream && status == http.StatusOK {
 		r.out.open()
 	}
+	// Whether the outbox is a stream is decided only here, together with its last message: until now,
+	// a notification or the timer of answer may have made it one.
 	answer, short := r.encodeAnswers(result, err)
 	switch {
 	case r.out.answer(answer, short, true):
@@ -224,6 +235,7 @@ func (s *Server) serveGET(x *reservation) error {
 		return httpErrorf(http.StatusTooManyRequests, "too many streams: close one").retryAfter(15)
 	}
 	defer s.streams.release(from.principal, 1)
+	// The stream ends with its connection, at the daemon's end, or by hangUp of an HTTP+SSE session.
 	ctx, cancel := context.WithCancel(x.req.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
@@ -242,6 +254,7 @@ func (s *Server) serveNotices(from admission, out *outbox) {
 	if !from.session.join(out) {
 		return // the client has gone
 	}
+	// The connection is the handler's only until it returns, so the writer must have ended by then.
 	defer func() {
 		out.end()
 		<-out.done
@@ -284,7 +297,7 @@ const duplexTimeout = 30 * time.Second
 func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	var writing sync.WaitGroup
 	writing.Go(func() {
-		defer hangUp()
+		defer hangUp() // also after a panic or a failed write: nobody would read the answers
 		defer catch(d.server.log, nil)
 		d.server.serveNotices(d.from, d.out)
 	})
@@ -297,6 +310,7 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	d.mu.Lock()
 	d.from.session.endStreams()
 	d.mu.Unlock()
+	// A call that does not end must not keep the connection for ever.
 	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
 	d.requests.Wait()
 	d.out.end()
@@ -307,6 +321,7 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 // receive handles an admitted message of the client. It answers a request in a new
 // goroutine. The error is errNoSession if the message came too late.
 func (d *duplex) receive(from admission, body []byte) error {
+	// The lock keeps serve from waiting for d.requests while a request is added to them.
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.from.session.reachable.Err() != nil {
@@ -327,6 +342,7 @@ func (d *duplex) receive(from admission, body []byte) error {
 // begin begins a request of a size in bytes, and answers it in a new goroutine.
 func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	params, identity := parseParams(msg.Params)
+	// A client may mix both eras on one connection: stdio has no headers, so each message decides.
 	from.session = d.from.session
 	if isStateless(nil, identity) {
 		from, err = from.sessionless(from.session.reachable, nil, msg.Method, identity)
@@ -335,10 +351,12 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 		}
 		from.session.calls = d.from.session.calls // the client cancels all its requests there
 	}
-	// A message that finds no room is answered with the error.
+	// The bytes of a POST stop counting when it is answered with 202, which is before its request is
+	// answered. So the request counts them itself. A message that finds no room is answered with the
+	// error.
 	held := d.server.memory.reserve(from.principal)
 	err = held.grow(int64(size))
-	r := d.server.newRequest(from, held, d.out, msg, params)
+	r := d.server.newRequest(from, d.out, msg, params)
 	if err == nil {
 		err = r.begin(d.out.ctx) // without the connection, nobody could get the answer
 	}
@@ -381,7 +399,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 		from:   s.gate.Create(protocols[0], 0, everyone),
 		out:    &outbox{ctx: ctx, held: s.memory.reserve(everyone), write: lineWriter(out)},
 	}
-	input := make(chan error, 1)
+	input := make(chan error, 1) // buffered: the reader may come back long after serve has returned
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
 	err := d.serve(input, cancel) // ends ctx
 	s.suspended.running.Wait()
@@ -416,6 +434,7 @@ func (s *Server) follow(ctx context.Context, from admission, out *outbox, end <-
 	session := from.session
 	defer session.leave(out)
 	for {
+		// Before the view: a change that happens while the client is notified then leads to another look.
 		modules := s.modules.Changed()
 		unreadable := from.principal.Unreadable()
 		if unreadable == nil && session.primary() == out {
@@ -428,7 +447,9 @@ func (s *Server) follow(ctx context.Context, from admission, out *outbox, end <-
 			return
 		case <-end:
 			return
-		case <-from.member.Done():
+		case <-from.member.Done(): // the claim has ended, or the session has another principal
+			// The client is told that its lists are empty now. A client of subscriptions/listen gets the end
+			// of its request instead.
 			if session.life.Err() == nil && session.listenID == nil {
 				session.notifyChanges(s.modules.View(Scope{}, nil))
 			}
@@ -455,6 +476,7 @@ func (s *Session) markSeen(what string, view *View) {
 // seen anything, so it is notified of every list once.
 func (s *Session) notifyChanges(view *View) {
 	for _, list := range announcedLists {
+		// The lock is not held while the client is notified, because notify takes it to find the stream.
 		now := view.Fingerprints[list]
 		s.mu.Lock()
 		before := s.lastSeen[list]
