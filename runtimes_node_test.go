@@ -107,21 +107,28 @@ func TestNodeParametersByName(t *testing.T) {
 		"a_listed(names: array, then: any)", "a_sum(a: number, b: number)",
 		"  Shifts.\n    b_shift(by: number, _?: string)", "c_add(a: number, b: number)",
 		"note: add" + notAll + "a, b", "note: greet" + notAll + "times",
-		"note: all" + notAll + "{ … }, more", "note: bound is not offered: declare it in this file",
-		"note: one takes one object, but nothing names its fields", "note: listed: then" + unknown + "Function",
-		"note: stale: @param wh: the method has no such parameter", "note: Box" + onlyFunctions,
-		"note: group" + onlyFunctions, "note: make is not offered: remove the word static",
+		"note: all" + notAll + "{ … }, more",
+		"note: bound is not offered: declare it in this file",
+		"note: one takes one object, but nothing names its fields",
+		"note: listed: then" + unknown + "Function",
+		"note: stale: @param wh: the method has no such parameter",
+		"note: Box" + onlyFunctions,
+		"note: group" + onlyFunctions,
+		"note: make is not offered: remove the word static",
 	} {
 		checkContains(t, "the output", out, want+"\n")
 	}
-	checkOmits(t, "the output", out, "a_add", "a_greet", "a_all", "note: fine", "note: hail", "note: sum")
+	checkOmits(t, "the output", out, "a_add", "a_greet", "a_all",
+		"note: fine", "note: hail", "note: sum")
 	p := startFile(t, "testdata/node/several/a.usher.js")
 	for _, row := range []struct{ tool, arguments, want string }{
 		{"hail", `{"name":"x"}`, shownText("x")},
 		{"sum", `{"b":2,"a":1}`, shownText("3")},
-		{"mixed", `{"second":2,"opts":{"a":3},"more":[4,5],"first":1}`, shownText("[1,3,2,4,5]")},
+		{"mixed", `{"second":2,"opts":{"a":3},"more":[4,5],"first":1}`,
+			shownText("[1,3,2,4,5]")},
 		{"mixed", `{"opts":{"a":3},"first":1}`, shownText("[1,3,7]")},
-		{"delivered", `{"name":"n","_webhook":{"method":"POST"}}`, shownText(`["POST","n"]`)},
+		{"delivered", `{"name":"n","_webhook":{"method":"POST"}}`,
+			shownText(`["POST","n"]`)},
 	} {
 		check(t, row.tool+row.arguments, p.Call(row.tool, row.arguments), row.want)
 	}

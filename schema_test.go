@@ -118,8 +118,9 @@ func TestSlipsInProtectingTags(t *testing.T) {
 		"@signatur github K", "@signnature github K", "@singature github K", "@signaturee github K",
 		"@Signatures github K", "@sygnature github K", "@signature-github K", "@signaturegithub K", "@webhok",
 		"@webhooks", "@wbehook: a", "@Webhookpath a", "Takes it. @Signature: github K", "* @webhook a",
-		"@webhook/a", "@s1gnature github K", "@signature(github, K)", "@internally", "@interna", "@un-share",
-		"Lists it. @Internal", `- @un-shared`, `a\u00a0@unshared`, `\u200b@signature github K`,
+		"@webhook/a", "@s1gnature github K", "@signature(github, K)", "@internally",
+		"@interna", "@un-share", "Lists it. @Internal", `- @un-shared`,
+		`a\u00a0@unshared`, `\u200b@signature github K`,
 	} {
 		for _, kind := range []string{"server", "node", "shell"} {
 			check(t, doc+" is refused", withDoc(t, kind, doc).refused != "", true)
@@ -127,12 +128,13 @@ func TestSlipsInProtectingTags(t *testing.T) {
 		check(t, doc+" of a .mcp.json", withDoc(t, "config", doc).refused, "")
 	}
 	for _, doc := range []string{
-		"@web a", "@sign it", "mail@signature.example", "(@webhook)", "@shook", "@external", "@interface",
-		"the @interval", "it is @private", "@shared",
+		"@web a", "@sign it", "mail@signature.example", "(@webhook)", "@shook",
+		"@external", "@interface", "the @interval", "it is @private", "@shared",
 	} {
 		check(t, doc+" is refused", withDoc(t, "node", doc).refused, "")
 	}
-	m := methodOf(t, "python", `"inputSchema":{"properties":{"a":{"description":"@signature github K"}}}`)
+	m := methodOf(t, "python",
+		`"inputSchema":{"properties":{"a":{"description":"@signature github K"}}}`)
 	check(t, "a line that became the text of a parameter", m.refused != "", true)
 }
 
@@ -147,24 +149,33 @@ func TestTagsLeaveTheDescription(t *testing.T) {
 		{"python", `@openWorld\n@title: Adds numbers`, ``,
 			`{"openWorldHint":true,"title":"Adds numbers"}`, ``},
 		{"go", `@openworld\n@closed-world`, ``, `{"openWorldHint":false}`, ``},
-		{"node", `@summary Adds.\n@returns {Promise<{a: string}>} - its\n  text\n@throws {Error} no\n\nor so`,
-			`Adds.\nReturns: its text`, ``, ``},
+		{"node", `@summary Adds.\n@returns {Promise<{a: string}>} - its\n  text` +
+			`\n@throws {Error} no\n\nor so`, `Adds.\nReturns: its text`, ``, ``},
 		{"go", `@brief Adds.\n@return its text\n@since 1\n\nMore.`,
 			`Adds.\n\nMore.\nReturns: its text`, ``, ``},
-		{"python", `@example f()\ng()\n\nReturns:\n    A text.`, `Returns:\n    A text.`, ``, ``},
+		{"python", `@example f()\ng()\n\nReturns:\n    A text.`,
+			`Returns:\n    A text.`, ``, ``},
 		{"node", `@description @readonly`, ``, `{"readOnlyHint":true}`, ``},
-		{"node", `Adds.\n@locked board:write\n@Format md\n@locked`, `Adds.`, ``, `locked format locked`},
-		{"node", `@app.route(\"/\")\n@a/b is one`, `@app.route(\"/\")\n@a/b is one`, ``, ``},
-		{"shell", `shellcheck disable=SC1\n#######\nAdds.\n=====\n  .. note::`, `Adds.`, ``, ``},
+		{"node", `Adds.\n@locked board:write\n@Format md\n@locked`, `Adds.`, ``,
+			`locked format locked`},
+		{"node", `@app.route(\"/\")\n@a/b is one`,
+			`@app.route(\"/\")\n@a/b is one`, ``, ``},
+		{"shell", `shellcheck disable=SC1\n#######\nAdds.\n=====\n  .. note::`,
+			`Adds.`, ``, ``},
 		{"go", `@param a how\n  often, see\nor not`, ``, ``, ``},
-		{"server", `Adds.\n@title x\n@locked\n@unshared`, `Adds.\n@title x\n@locked`, ``, ``},
-		{"config", `Adds.\n@unshared\nx @webhook`, `Adds.\n@unshared\nx @webhook`, ``, ``},
+		{"server", `Adds.\n@title x\n@locked\n@unshared`,
+			`Adds.\n@title x\n@locked`, ``, ``},
+		{"config", `Adds.\n@unshared\nx @webhook`,
+			`Adds.\n@unshared\nx @webhook`, ``, ``},
 	} {
-		m := methodOf(t, tt.kind, `"description":"`+tt.doc+`","inputSchema":{"properties":{"a":{}}}`)
+		m := methodOf(t, tt.kind, `"description":"`+tt.doc+
+			`","inputSchema":{"properties":{"a":{}}}`)
 		description, _ := unquote(json.RawMessage(`"` + tt.description + `"`))
 		check(t, "the description of "+tt.doc, m.description, description)
-		check(t, "the annotations of "+tt.doc, string(m.definition.get("annotations")), tt.annotations)
-		check(t, "the unknown tags of "+tt.doc, strings.Join(m.unknown, " "), tt.unknown)
+		annotations := string(m.definition.get("annotations"))
+		check(t, "the annotations of "+tt.doc, annotations, tt.annotations)
+		unknown := strings.Join(m.unknown, " ")
+		check(t, "the unknown tags of "+tt.doc, unknown, tt.unknown)
 		properties := m.definition.object("inputSchema").object("properties")
 		if text := properties.object("a").text("description"); text != "" {
 			check(t, "the text of "+tt.doc, text, "how often, see or not")
@@ -176,7 +187,8 @@ func TestTagsLeaveTheDescription(t *testing.T) {
 func TestInternalMethods(t *testing.T) {
 	t.Parallel()
 	for _, tag := range []string{"@internal", "@Private", "@ignore", "@hidden"} {
-		handler := parseMethod(json.RawMessage(`{"name":"handleX","description":"`+tag+`"}`), kindNode)
+		definition := `{"name":"handleX","description":"` + tag + `"}`
+		handler := parseMethod(json.RawMessage(definition), kindNode)
 		check(t, tag+" without @webhook: why it is refused", handler.refused != "", true)
 		hook := withDoc(t, "node", tag+`\n@webhook`)
 		check(t, tag+" with @webhook: a webhook", hook.IsHook, true)
@@ -450,8 +462,9 @@ func TestBytesBecomeAResult(t *testing.T) {
 func FuzzParseDoc(f *testing.F) {
 	f.Fuzz(func(t *testing.T, doc string) {
 		tagged := func(tags docTags) bool {
-			marked := tags.IsHook || tags.Internal || tags.Unshared || tags.Signature != ""
-			return marked || len(tags.params)+len(tags.annotations)+len(tags.unknown) > 0
+			marked := tags.IsHook || tags.Internal || tags.Unshared
+			others := len(tags.params) + len(tags.annotations) + len(tags.unknown)
+			return marked || tags.Signature != "" || others > 0
 		}
 		plain := parseDoc(doc, kindConfig)
 		if tagged(plain) || plain.description != strings.TrimSpace(plain.description) {

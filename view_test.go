@@ -62,7 +62,8 @@ func TestUnsharedMethods(t *testing.T) {
 		m.Methods = nil
 		for i, doc := range docs {
 			page := fmt.Sprintf("ui://%s/%d", m.Source, i)
-			text := fmt.Sprintf(`{"name":"f%d","description":"%s","_meta":{"ui":{"resourceUri":%q}}}`, i,
+			text := fmt.Sprintf(
+				`{"name":"f%d","description":"%s","_meta":{"ui":{"resourceUri":%q}}}`, i,
 				strings.ReplaceAll(doc, `\\`, `\`), page)
 			m.Methods = append(m.Methods, parseMethod(json.RawMessage(text), m.Kind))
 		}
@@ -84,7 +85,8 @@ func TestUnsharedMethods(t *testing.T) {
 			"ui:///w/a.usher.py/1":   scope == scopeAll(),
 			"ui:///w/x/b.usher.py/0": scope == scopeAll(),
 		} {
-			check(t, fmt.Sprintf("%s in %v", page, scope), v.Lookup("resources", page) != nil, isThere)
+			got := v.Lookup("resources", page) != nil
+			check(t, fmt.Sprintf("%s in %v", page, scope), got, isThere)
 		}
 		isThere := v.Lookup("tools", "f1") != nil
 		check(t, "the module's own name of a kept method", isThere, scope == scopeAll())
