@@ -487,7 +487,7 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := d.server.memory.serve(w, r)
 	defer x.end()
 	x.refuse = func(e *fault) { writeMCPError(x, nil, e) }
-	if strings.HasPrefix(r.URL.Path, webhookPrefix) {
+	if likeHookPath.MatchString(r.URL.Path) {
 		x.refuse = func(e *fault) { writeWebhookError(x, e) }
 	}
 	x.handle(d.log, func() error { return d.route(x) })
@@ -509,7 +509,7 @@ func (d *daemon) route(x *reservation) error {
 	}
 	path := strings.TrimSuffix(r.URL.Path, "/") // -public-url ends with a slash
 	switch {
-	case strings.HasPrefix(r.URL.Path, webhookPrefix):
+	case likeHookPath.MatchString(r.URL.Path):
 		return d.webhooks.serve(x)
 	case !d.flags.open && !d.flags.requireClaim && isProxied(r):
 		return httpErrorf(http.StatusBadRequest,

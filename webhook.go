@@ -118,13 +118,17 @@ func (h *Webhooks) serve(x *reservation) error {
 	return nil
 }
 
+// likeHookPath matches the paths of webhooks, and those that may be meant so: their senders get 404, and
+// the log shows the owner where the deliveries went.
+var likeHookPath = regexp.MustCompile(`(?i)^/(web-?)?hooks?/`)
+
 // pathWord matches a word in a path.
-var pathWord = regexp.MustCompile(`[\pL\pN]+`)
+var pathWord = regexp.MustCompile(`[\pL\pN_]+`)
 
 // loggedPath returns the path of a delivery for the log. People type codes as paths, so a word of up
 // to 8 characters becomes ***, unless it is in the path of a webhook.
 func (h *Webhooks) loggedPath(path string) string {
-	known := strings.Join(h.modules.View(scopeAll(), nil).HookPaths(), " ")
+	known := "webhooks " + strings.Join(h.modules.View(scopeAll(), nil).HookPaths(), " ")
 	path = pathWord.ReplaceAllStringFunc(path, func(word string) string {
 		if utf8.RuneCountInString(word) > 8 || strings.Contains(known, word) {
 			return word
@@ -140,7 +144,7 @@ func (h *Webhooks) deliver(d *delivery) (*webhookAnswer, error) {
 	err := h.receive(d)
 	// A lack of room says nothing about what exists, and passes, so the sender should try again.
 	if err != nil && err != errNoRoom && d.unproven {
-		return nil, errUnauthorized(err)
+		err = errUnauthorized(err)
 	}
 	if err != nil {
 		return nil, err
@@ -313,8 +317,7 @@ func (d *delivery) meta() json.RawMessage {
 	// net/http keeps the Host apart from the other headers.
 	headers := map[string]string{"host": d.req.Host}
 	for name, values := range d.req.Header {
-		isKey := d.rule.scheme == "token" && name == d.rule.headers[0]
-		if name != secretHeader && !isKey {
+		if name != secretHeader && (d.rule.scheme != "token" || name != d.rule.headers[0]) {
 			headers[strings.ToLower(name)] = strings.Join(values, ", ")
 		}
 	}

@@ -261,6 +261,24 @@ func (d *testDaemon) runs(t *testing.T, module, tool string) int {
 	return n
 }
 
+// A path that is nearly one of webhooks gets 404, and the owner's log says which, without what may be a
+// code.
+func TestNearlyWebhookPathIsLogged(t *testing.T) {
+	t.Parallel()
+	d := daemonOptions{}.startTools(t, "", "handlePush: @webhook github/push")
+	for path, logged := range map[string]string{
+		"webhooks/github/push": "/webhooks/github/push", "hook/github/push": "/hook/github/push",
+		"Webhook/github/push": "/***/github/push", "web-hook/R3K9QZ": "/web-hook/***",
+		"webhook/R3K-9QZ/push": "***-***/push", "webhook/github/a_very_long_name": "github/a_very_long_name",
+	} {
+		a := d.raw(t, "POST /"+path+" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+		checkError(t, path, a, 404)
+		d.awaitLog(t, "path="+logged+" why=")
+	}
+	a := d.raw(t, "POST /hookah/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+	checkContains(t, "another path", a.Body, "jsonrpc")
+}
+
 // Checks come in one order, with and without the secret: each row fails all checks that the
 // rows below it fail.
 func TestWebhookOrderOfChecks(t *testing.T) {
