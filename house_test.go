@@ -365,7 +365,7 @@ func TestSizes(t *testing.T) {
 	for _, name := range testFiles() {
 		tests.add(measure(t, name, maxColumns))
 	}
-	for _, name := range []string{"environment.py", "gomain.go.txt", "shim.mjs", "shim.py"} {
+	for _, name := range []string{"gomain.go.txt", "shim.mjs", "shim.py"} {
 		columns := maxRuntimeColumns
 		if name == "gomain.go.txt" {
 			columns = maxColumns

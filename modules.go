@@ -28,7 +28,6 @@ import (
 	"maps"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -702,7 +701,7 @@ func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	r := o.registry
 	defer catch(o.log, &err)
 	slot := &slot[Kind]{counter: &r.introspecting, key: p.Kind}
-	if p.needsBuild() {
+	if p.Kind == kindGo {
 		slot.counter = &r.building
 		o.log.Info("building")
 	}
@@ -943,8 +942,7 @@ func (o *moduleOwner) startProcess(w *Worker) (err error) {
 }
 
 // launch returns how to start a process of a version, if the content that its source has now is
-// approved or needs no approval. It builds a Go module first, unless its parts are unchanged, and
-// installs the dependencies that a Python file lists, unless they are installed.
+// approved or needs no approval. It builds a Go module first, unless its parts are unchanged.
 func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	r := o.registry
 	s, err := r.checkApproved(p.source)
@@ -971,47 +969,8 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 			err = processFault(s.Name, "can't start", err.Error())
 		}
 	}
-	if err != nil || !s.needsBuild() {
-		return l, err
-	}
-	if s.Kind == kindPython {
-		l.Path, err = r.installPackages(p.ctx, l, s)
-	}
-	if err == nil {
+	if err == nil && s.Kind == kindGo {
 		_, err = r.checkApproved(s) // the file may have changed during the build
 	}
 	return l, err
-}
-
-const (
-	installTimeout = 5 * time.Minute     // for the dependencies of one Python module
-	keepVenvs      = 30 * 24 * time.Hour // how long an unused one is kept, at least until the next start
-	venvFolder     = "python"            // their folder in CacheDir
-)
-
-// installPackages makes the virtual environment for the dependencies that a Python file lists,
-// unless there is one, with the Python of l. It returns the environment's Python. The error is a
-// *fault if the file is at fault or the installation takes too long, or ctx's cause if ctx ended it.
-func (r *Registry) installPackages(ctx context.Context, l launch, s source) (python string, err error) {
-	const reason = "can't be installed"
-	slow := processFault(s.Name, reason, fmt.Sprintf("it took over %v", installTimeout))
-	ctx, cancel := context.WithTimeoutCause(ctx, installTimeout, slow)
-	defer cancel()
-	script, err := placeShim("environment.py", r.CacheDir)
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.Command(l.Path, "-B", "-I", script, s.Source, filepath.Join(r.CacheDir, venvFolder))
-	cmd.Dir = l.Dir
-	output, err := r.groups.output(ctx, cmd)
-	lines := strings.Split(strings.TrimSpace(output), "\n")
-	_, failed := errors.AsType[*exec.ExitError](err)
-	switch {
-	case ctx.Err() != nil:
-		return "", context.Cause(ctx)
-	case failed:
-		last := strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
-		return "", processFault(s.Name, reason, filepath.Base(s.Source)+": "+last)
-	}
-	return lines[len(lines)-1], err
 }

@@ -165,19 +165,6 @@ func pythonFor(dir string, served []string) (python string, files []string) {
 	return "python3", nil
 }
 
-// scriptBlock matches the block that lists the dependencies of a Python file (PEP 723).
-var scriptBlock = regexp.MustCompile(`(?m)^# /// script\r?\n(#( .*)?\r?\n)+# ///\r?$`)
-
-// needsBuild reports whether a module's first start takes as long as a build: it is a Go module, or
-// a Python file that lists its dependencies and has no virtual environment.
-func (s source) needsBuild() bool {
-	if s.Kind != kindPython || len(s.Python) > 0 {
-		return s.Kind == kindGo
-	}
-	text, _, _ := readSource(s.Source, s.Kind)
-	return scriptBlock.Match(text)
-}
-
 // placeShim writes the program that runs a language's files to a file that an interpreter
 // can read, unless the file contains it. The file's name contains a hash of the program.
 func placeShim(name, cacheDir string) (string, error) {
@@ -441,21 +428,14 @@ func (s source) isBelow(folder string) bool {
 
 // readContent sets Content, unless it is set, to the SHA-256 of the file. For a module that
 // runs in a virtual environment, it adds the paths and the SHA-256 of the environment's Python
-// and of pyvenv.cfg; if usher is to make the environment, it adds those of the Python that does so.
-// It leaves out the SHA-256 of a Python that is not below served, the hosted DIRs, because updates
-// of the system change it.
+// and of pyvenv.cfg. It leaves out the SHA-256 of a Python that is not below served, the hosted DIRs,
+// because updates of the system change it.
 func (s *source) readContent(served []string) error {
 	if s.Content != "" {
 		return nil
 	}
-	files := s.Python
-	if s.Kind == kindPython && s.needsBuild() {
-		python, _ := exec.LookPath(s.Interpreter) // resolve returns the error
-		python, _ = filepath.EvalSymlinks(python)
-		files = []string{python}
-	}
 	_, content, err := readSource(s.Source, s.Kind)
-	for i, file := range files {
+	for i, file := range s.Python {
 		hash := ""
 		if err == nil && (i > 0 || isBelow(file, served)) {
 			_, hash, err = readSource(file, kindExecutable)

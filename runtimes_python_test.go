@@ -1,11 +1,9 @@
-// Tests of runtimes/shim.py and runtimes/environment.py: modules in Python, both over their pipes
+// Tests of runtimes/shim.py: modules in Python, both over their pipes
 // and hosted by usher.
 
 package main
 
 import (
-	"archive/zip"
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -17,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 const pythonCalls = "testdata/python/calls.usher.py"
@@ -38,7 +35,7 @@ func TestPythonSyntax(t *testing.T) {
 	pythonTestVersion(t)
 	const code = "import ast, sys\n" +
 		"for f in sys.argv[1:]: ast.parse(open(f, encoding='utf-8').read(), f, feature_version=(3, 9))"
-	files := []string{"runtimes/shim.py", "runtimes/environment.py", "runtimes/new.usher.py.txt",
+	files := []string{"runtimes/shim.py", "runtimes/new.usher.py.txt",
 		"examples/shop/tables.usher.py",
 		"examples/dates/dates.py"}
 	out, err := exec.Command(testPython,
@@ -319,86 +316,10 @@ func TestPythonVirtualEnvironment(t *testing.T) {
 	}
 	call(0, "42", dir)
 	call(1, "run by "+python+": m.usher.py:1: ModuleNotFoundError: No module named 'only_here': "+
-		"install it into a .venv, or list it in a # /// script block", dir+"/a")
+		"install it into a .venv", dir+"/a")
 	// A failure shows the user's own line, not the library's.
 	write(t, dir+"/a/m.usher.py", "import only_here\nonly_here.answer()\n")
 	call(1, ": m.usher.py:2: NameError: name 'undefined' is not defined", dir)
-}
-
-// A Python file that lists its dependencies runs in an environment of its own, which is made once.
-// Why one can't be made, the client reads too.
-func TestPythonDependencies(t *testing.T) {
-	long(t)
-	minor := pythonTestVersion(t)
-	if exec.Command(testPython, "-c", "import ensurepip, venv").Run() != nil {
-		lack(t, "Python's venv and pip")
-	}
-	dir, wheels := t.TempDir(), t.TempDir()
-	var wheel bytes.Buffer
-	archive := zip.NewWriter(&wheel)
-	must(t, archive.AddFS(os.DirFS("testdata/python/wheel")))
-	must(t, archive.Close())
-	write(t, wheels+"/here-1.5-py3-none-any.whl", wheel.String())
-	env := map[string]string{"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": wheels}
-	d := daemonOptions{ownProcess: true, env: env}.start(t, dir)
-	c := connect(t, d.URL)
-	save := func(block, text string) {
-		write(t, dir+"/m.usher.py", "# /// script\n# "+block+"\n# ///\n"+text)
-	}
-	wants := func(what, want string) {
-		t.Helper()
-		checkContains(t, what, c.Call("m_f", "").Text(), want)
-	}
-	const good = `dependencies = ["here>=1"]`
-	save(good, "import here\ndef f(): return here.version\n")
-	d.awaitLog(t, `msg="module added" module=m`)
-	wants("the first version", "1.5")
-	checkContains(t, "the log", d.Log.String(), "msg=building module=m")
-	must(t, os.RemoveAll(wheels))
-	save(good, "import here\ndef f(): return 'new ' + here.version\n")
-	wants("another version with the same block", "new 1.5")
-	d.stop(t)
-	cache := d.Base + "/.data/cache/python"
-	folder := cache + "/" + folderNames(t, cache)[0]
-	info, err := os.Stat(folder)
-	must(t, err)
-	check(t, "its mode", info.Mode().Perm(), 0o700)
-
-	// The next interpreter takes the pip of that environment: installing pip is slow.
-	bare := t.TempDir()
-	must(t, exec.Command(testPython, "-m", "venv", "--without-pip", bare).Run())
-	env["PATH"] = bare + "/bin:" + os.Getenv("PATH")
-	site := fmt.Sprintf("/lib/python3.%d/site-packages/", minor)
-	restart := func(custom string) {
-		write(t, bare+site+"sitecustomize.py", custom)
-		d = daemonOptions{base: d.Base, ownProcess: true, env: env}.start(t, dir)
-		c = connect(t, d.URL)
-	}
-	const fails = `module "m" can't be hosted: can't be installed: m.usher.py: `
-	save(`dependencies = ["absent"]`, "")
-	restart("import os, venv\n" +
-		"def link(_, new): os.symlink('" + folder + site + "pip', new.env_dir + '" + site + "pip')\n" +
-		"venv.EnvBuilder._setup_pip = link\n")
-	wants("a package that is not there", fails+"ERROR: Could not find a version")
-	checkContains(t, "the log", d.Log.String(), "No matching distribution found for absent")
-	for _, wrong := range []string{
-		`dependencies = "six"`, `dependencies = ["six", 1]`, `dependencies = { six = "1" }`,
-		"requires-python = 3.9",
-	} {
-		save(wrong, "")
-		wants(wrong, fails+`"dependencies" is not a list of texts, or "requires-python" is no text`)
-	}
-	save(`requires-python = ">=3.99"`, "")
-	wants("another Python", fmt.Sprint(fails, "requires-python is >=3.99, but this is Python 3.", minor))
-	check(t, "environments", len(folderNames(t, cache)), 1)
-
-	// A daemon's start removes an old one. An interpreter without pip can't make another.
-	d.stop(t)
-	old := time.Now().Add(-keepVenvs)
-	must(t, os.Chtimes(folder, old, old))
-	restart("import sys\nsys.modules['ensurepip'] = None\n")
-	d.awaitLog(t, "install Python's venv and pip (Debian: python3-venv)")
-	check(t, "environments at last", len(folderNames(t, cache)), 0)
 }
 
 // testPython is the Python outside of virtual environments.

@@ -280,7 +280,6 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if err != nil {
 		return fmt.Errorf("writing the key of sessions: %w", err)
 	}
-	removeUnused(filepath.Join(a.data, "cache", venvFolder), keepVenvs)
 	err = a.withRegistry(roots, *config, func(r *Registry) error {
 		d.registry = r
 		return d.serve(ctx, newGate(a.claims, key, flags.requireClaim, d.log))

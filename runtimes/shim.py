@@ -1226,7 +1226,7 @@ def explain(e, path):
     if isinstance(e, ImportError):
         where = f"run by {sys.executable}: {where}"
     if isinstance(e, ModuleNotFoundError):
-        text += ": install it into a .venv, or list it in a # /// script block"
+        text += ": install it into a .venv"
     return f"{where}: {' '.join(text.split())}"
 
 
