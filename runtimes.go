@@ -568,7 +568,14 @@ func (s *scan) file(path, name string, kind Kind) {
 	case invalid != nil:
 		s.fail(path, invalid)
 	default:
-		s.config(path, target)
+		raw, _, err := readSource(target, kindConfig)
+		list, wrong := configModules(raw, filepath.Dir(target))
+		if err := cmp.Or(err, wrong); err != nil { // perhaps it is half written: its entries stay
+			s.fail(path, err)
+		}
+		for _, entry := range list {
+			s.add(path, target, entry)
+		}
 	}
 }
 
@@ -592,22 +599,6 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 		return fmt.Errorf("the file is not executable: chmod +x %s", info.Name())
 	}
 	return nil
-}
-
-// config adds the entries of a .mcp.json file. While the file is invalid, for example half
-// written, its entries stay.
-func (s *scan) config(path, target string) {
-	raw, _, err := readSource(target, kindConfig)
-	var list []source
-	if err == nil {
-		list, err = configModules(raw, filepath.Dir(target))
-	}
-	if err != nil {
-		s.fail(path, err)
-	}
-	for _, entry := range list {
-		s.add(path, target, entry)
-	}
 }
 
 // readSource reads a module's file, unless it is no longer where it was found, and returns

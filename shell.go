@@ -39,7 +39,8 @@ var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
 	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w.:-]*)\s*(?:\(\s*\)|\{)`)
-	shellBodyEnd  = regexp.MustCompile(`\n[})]`)
+	// shellBody matches a function in one line, or else until a line that begins with } or ).
+	shellBody = regexp.MustCompile(`^.*(?:\}|\)\s*\(.*\))(?:\n|$)|(?s:^.*?\n[})])`)
 
 	// unexpanded matches most of what the shell does not expand: escaped characters, text in
 	// single quotes, and comments.
@@ -89,11 +90,7 @@ func readScript(path string) (*shellScript, error) {
 		}
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
 			s.docs = s.docs.set(m[1], quote(doc))
-			body := line
-			if len(line) == len(m[0]) || !strings.ContainsAny(line[len(line)-1:], "})") {
-				body = shellBodyEnd.Split(start, 2)[0]
-			}
-			body = unexpanded.ReplaceAllString(body, "")
+			body := unexpanded.ReplaceAllString(shellBody.FindString(start), "")
 			if shellArgument.MatchString(body) && tags.params == nil {
 				s.problems = append(s.problems, m[1]+": it uses $1, but has no @param")
 			}
