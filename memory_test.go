@@ -59,7 +59,13 @@ var carriers = map[string]struct {
 	"the arguments of a suspended call": {1, everyone, func(t *testing.T, b *bubble) {
 		askState(t, b.Modern("tools/call", `{"name":"m_ask","arguments":{"x":"`+carried+`"},`+withForms+`}`), 1)
 	}},
-	"a delivery":               {2, senders, func(_ *testing.T, b *bubble) { b.deliver(600) }},
+	"a delivery": {2, senders, func(_ *testing.T, b *bubble) { b.deliver(600) }},
+	"a delivery that only its signature proves": {2, senders, func(_ *testing.T, b *bubble) {
+		b.m.Methods[3].Signature = "@signature github K_SIGNING_SECRET"
+		body := fmt.Sprintf(`{"seconds":600,"echo":%q}`, carried)
+		headers := strings.Join(signed("github", "k", body, time.Now()), "\r\n")
+		b.sendRaw("POST /webhook/m/wait HTTP/1.1\r\n"+headers+"\r\n", len(body), body)
+	}},
 	"the answer to a delivery": {3, senders, func(_ *testing.T, b *bubble) { b.deliver(0) }},
 	"an error of a method": {2, senders, func(_ *testing.T, b *bubble) { // without the text, which is clipped
 		b.deliver(600)

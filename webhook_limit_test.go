@@ -299,6 +299,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 	}{
 		{"a body to be verified", strangers, 0, ""},
 		{"a body", senders, 0, shown},
+		{"a body that was verified", senders, 0, ""},
 		{"arguments", senders, 6000, shown},
 	} {
 		h := webhooksOf(fixedRegistry(newCatalog([]*Module{m})))
