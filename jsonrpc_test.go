@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"slices"
@@ -125,6 +126,15 @@ func FuzzIntegerOf(f *testing.F) {
 			t.Errorf("%s: %q, %v, want %q, %v", raw, got, ok, want, isInteger)
 		}
 	})
+}
+
+// A quoted text is read back as the same, whichever character is special in it.
+func TestQuote(t *testing.T) {
+	for c := range rune(0x100) {
+		var back string
+		must(t, json.Unmarshal(quote("a"+string(c)+"z"), &back))
+		check(t, fmt.Sprintf("U+%04X", c), back, "a"+string(c)+"z")
+	}
 }
 
 // Ids have the same key if they are the same number or the same text.
