@@ -220,8 +220,8 @@ func TestAskEndsCleanly(t *testing.T) {
 			c.HTTP.Cancel(call.id)
 			awaitStep(t, d, "cancelled", "cancels-"+name)
 			heard := ""
-			for !strings.Contains(heard, "notifications/cancelled") {
-				heard = string(<-c.Heard)
+			for !t.Failed() && !strings.Contains(heard, "notifications/cancelled") {
+				heard = string(c.Get(c.Heard))
 			}
 			checkContains(t, "what the client hears", heard, "usher-")
 			pids = append(pids, call.pid)

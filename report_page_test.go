@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 // pageAccept is what browsers send.
@@ -49,7 +50,7 @@ var (
 		"the file is not executable"},
 		[]string{"YOUR-CODE", "<form", "<nav", "valid for"}}
 	pageOfProj = pageView{[]string{"a_plain", "region?: string, n?: integer, on?: boolean, deep?: object",
-		">t_handleTwin<", "The claim code is valid for 1h."},
+		">t_handleTwin<", "The claim code is valid for 1d 1h."},
 		[]string{"secret", "other", "broken", "<nav"}}
 )
 
@@ -65,7 +66,9 @@ func TestPageShowsTheScope(t *testing.T) {
 	t.Parallel()
 	dir, base := pageModules(t), t.TempDir()
 	d := daemonOptions{base: base}.startReady(t, dir)
-	proj, ended := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/proj")
+	proj, err := openStore(t, base).Create(t.Context(), dir+"/proj", "", 25*time.Hour)
+	must(t, err)
+	ended := newClaimFor(t, base, dir+"/proj")
 	openStore(t, base).Revoke(t.Context(), ended.Code)
 	code, endedCode := proj.Code.Reveal(), ended.Code.Reveal()
 	scoped, _ := openSession(t, d.URL, inHeader(code))

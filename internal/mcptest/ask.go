@@ -214,13 +214,13 @@ func (c *AskClient) Send(method string, params json.RawMessage) (id string, answ
 	return id, wait
 }
 
-// Get waits for an answer.
+// Get waits for an answer or another message.
 func (c *AskClient) Get(wait <-chan json.RawMessage) json.RawMessage {
 	select {
 	case msg := <-wait:
 		return msg
 	case <-time.After(Patience):
-		report(c.T, "gave up waiting for an answer")
+		report(c.T, "gave up waiting for a message")
 		return nil
 	}
 }
