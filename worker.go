@@ -103,8 +103,8 @@ func (c *call) ofClient() bool { return c.caller.Principal != nil }
 //	ended     nothing of it is left        fails with failure
 //
 // The pool begins to drain a process that is idle, whose session or version has ended, or that
-// makes room. stop is for a failed start, a blocked process, and the end of usher. A crash is the
-// end of the process, or of its stdin or stdout, that usher did not cause.
+// makes room. stop is for a failed start, a blocked process, and a crash: the end of the process, or
+// of its stdin or stdout, that usher did not cause. When usher ends, ctx ends at once.
 type workerState int
 
 const (
@@ -930,7 +930,6 @@ type clientRequest struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the client is no longer asked
-
 }
 
 // Why a request of a module has no answer.
@@ -1029,10 +1028,10 @@ func (w *Worker) ask(a *clientRequest) {
 	defer close(a.done)
 	defer a.cancel()
 	result, err := w.askClient(a)
-	if a.call != nil && waitFor(a.ctx, a.call.slot.grant()) != nil {
-		err = cmp.Or[error](err, errNotInCall)
-	}
 	c := a.call
+	if c != nil {
+		_ = waitFor(a.ctx, c.slot.grant())
+	}
 	line := encodeResult(a.ID, result)
 	w.update(func() {
 		withdrawn := w.asks[idKey(a.ID)] != a
@@ -1053,11 +1052,7 @@ func (w *Worker) ask(a *clientRequest) {
 // askClient asks the client and returns its answer.
 func (w *Worker) askClient(a *clientRequest) (result object, err error) {
 	defer catch(w.log, &err)
-	result, err = a.caller.ask(a.ctx, a.Method, stripCallID(a.Params))
-	if errors.Is(err, context.Canceled) {
-		err = errNotInCall
-	}
-	return result, err
+	return a.caller.ask(a.ctx, a.Method, stripCallID(a.Params))
 }
 
 // answerInput asks the caller for the input that a result asks for, and returns params
