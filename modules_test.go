@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -570,4 +571,32 @@ func TestMovedFileIsNotAmbiguous(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A call of a module causes a scan if its file has changed since the last one, but not if the scan
+// could not see the file because its folder can't be listed. It waits no longer than its context.
+func TestScansThatCallsCause(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := dir + "/a.usher"
+	write(t, path, "not executable")
+	r := registryOf(t, registryConfig{Roots: []string{dir}})
+	r.Watch = true
+	o := r.modules[path+"#a"]
+	scans := func(what string, want bool) {
+		t.Helper()
+		before := r.scanned
+		o.checkCurrent(t.Context(), nil)
+		check(t, "a scan, if the file "+what, r.scanned != before, want)
+	}
+	scans("is the same", false)
+	delete(r.files, path)
+	scans("can't be listed", false)
+	r.files[path] = "older"
+	scans("has changed", true)
+	r.scanning.Lock()
+	defer r.scanning.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.Refresh(ctx, time.Now())
 }

@@ -186,7 +186,7 @@ func TestProcessesAreBounded(t *testing.T) {
 		_, err := p.call(t.Context(), late, "tools/call", nil)
 		check(t, "a call waits in vain", errors.Is(err, errTimeout), true)
 		pass(2 * sweepTime)
-		check(t, "its process waits", p.find(late.Member) != nil, false)
+		p.ofMember(late.Member, func(*Worker) { t.Error("its process waits") })
 
 		config := testConfig("a", true)
 		config.rooms = p.rooms
