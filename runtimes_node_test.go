@@ -157,6 +157,11 @@ func TestNodeLoadErrorIsOneLine(t *testing.T) {
 			"export default class {\n  constructor() { throw new Error('not now') }\n}",
 			":2: Error: not now"},
 		{".mjs", "process.exit(1)", ""},
+		{".mjs", "import { McpServer } from '@modelcontextprotocol/sdk/server/mcp.js'\n" +
+			"const server = new McpServer({ name: 'x' })\n",
+			": it is an MCP server: rename it, and host it by a .mcp.json, with the command node"},
+		{".ts", "function d(x: any) {}\n@d\nexport default class T {}\n",
+			":2: SyntaxError: Invalid or unexpected token (Node reads no decorators)"},
 		{".js", "export const a = 1\n",
 			":1: SyntaxError: Unexpected token 'export' (does package.json say \"type\": \"commonjs\"? " +
 				"Run npm pkg set type=module, or name it .usher.mjs)"},

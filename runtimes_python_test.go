@@ -208,7 +208,10 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 		"null": {"x = 1\x00", "null.usher.py: "},
 		"fast": {"from fastmcp import FastMCP\nmcp = FastMCP('x')\n@mcp.tool\ndef f(): ...\n",
 			"fast.usher.py: " + server + `{"command": "python3", "args": ["fast.py"]}`},
-		"sdk":    {"import mcp.server.lowlevel as low\ns = low.Server('x')\n", "sdk.usher.py: " + server},
+		"sdk":   {"import mcp.server.lowlevel as low\ns = low.Server('x')\n", "sdk.usher.py: " + server},
+		"alias": {"from mcp.server.fastmcp import FastMCP as F\ns = F('x')\n", "alias.usher.py: " + server},
+		"packed": {"from .lib import f\n",
+			"with no known parent package: a module is in no package: write import NAME"},
 		"client": {"from fastmcp import Client\ndef f(): ...\n", "No module named 'fastmcp': install it"},
 	}
 	for name, file := range files {

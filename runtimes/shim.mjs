@@ -381,6 +381,9 @@ async function load() {
   const { require_module: recent, typescript } = process.features
   if (base.endsWith('ts') && !typescript) refuse('TypeScript needs Node.js 22.18 or newer')
   if (!recent) refuse('JavaScript needs Node.js 20.19 or newer, or 22.12')
+  if (/modelcontextprotocol\/(sdk\/)?server[^]*\bnew (Mcp)?Server\(/.test(text)) {
+    refuse('it is an MCP server: rename it, and host it by a .mcp.json, with the command node')
+  }
   watchFiles()
   const exported = await import(pathToFileURL(file).href)
   if (text && !withoutTypes()) {
@@ -405,6 +408,7 @@ const remedies = [
   [/not provide an export named/, 'a type needs: import type'],
   [/^Cannot find module|^Directory import/, 'Node needs the whole path, such as ./lib.ts'],
   [/^Cannot find package/, 'npm install it'],
+  [/^Invalid or unexpected token/, 'Node reads no decorators'],
 ]
 
 // loadFailure returns why the file could not be loaded, on one line that begins with

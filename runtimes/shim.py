@@ -1227,6 +1227,8 @@ def explain(e, path):
         where = f"run by {sys.executable}: {where}"
     if isinstance(e, ModuleNotFoundError):
         text += ": install it into a .venv"
+    elif "no known parent package" in text:
+        text += ": a module is in no package: write import NAME"
     return f"{where}: {' '.join(text.split())}"
 
 
@@ -1239,7 +1241,7 @@ def fail(text):
 
 # A file that makes an MCP server of its own.
 SERVER = re.compile(
-    rb"(?ms)^\s*(from|import) (fastmcp|mcp\.server)\b.*\b(FastMCP|MCPServer|Server)[.(]"
+    rb"(?ms)^\s*(from|import) (fastmcp|mcp\.server)\b.*\b(FastMCP|MCPServer|Server)([.(]| as )"
 )
 
 
