@@ -159,7 +159,7 @@ func replaceSurrogates(raw []byte) []byte {
 		return raw
 	}
 	return escapes.ReplaceAllFunc(raw, func(escape []byte) []byte {
-		if len(escape) == len(`\ufffd`) {
+		if len(escape) == 6 {
 			return []byte(`\ufffd`)
 		}
 		return escape

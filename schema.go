@@ -35,6 +35,7 @@ type Method struct {
 	definition object         // of the MCP tool, without its name
 	schema     func() *schema // of the arguments, decoded at the first call; not nil
 	Parameters []string       // their names
+	rounds     bool           // its language is JavaScript, which rounds long integers
 }
 
 // parseMethod parses an MCP tool definition of a module of the given kind. It removes the
@@ -45,6 +46,7 @@ func parseMethod(definition json.RawMessage, kind Kind) *Method {
 	m := &Method{
 		Name:    list.text("name"),
 		docTags: parseDoc(list.text("description"), kind),
+		rounds:  kind == kindNode,
 	}
 	m.IsHook = m.IsHook || kind != kindConfig && !m.Internal && strings.HasPrefix(m.Name, "handle")
 	if m.Internal && !m.IsHook {
@@ -422,6 +424,7 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 		arguments = json.RawMessage("{}")
 	}
 	c := argumentCheck{root: m.schema(), left: 16*len(arguments) + 1<<16}
+	c.rounds = m.rounds && members(arguments).get(webhookParam) == nil // senders can't change them
 	if wrong := c.value(c.root, &arguments); wrong != nil {
 		return nil, wrong
 	}
@@ -436,7 +439,7 @@ type schema struct {
 	Type       typeNames
 	Const      *any // nil for none, or null
 	Enum       []any
-	Format     string // only date-time and formats
+	Format     string // only date-time
 	Properties map[string]*schema
 	Required   []string
 	Additional additionalSchema `json:"additionalProperties"`
@@ -506,6 +509,7 @@ type argumentCheck struct {
 	repairs bool     // optional members and items that do not fit are dropped
 	path    []string // of the object that is checked, without the indexes of items
 	lost    string   // what was dropped, and why
+	rounds  bool     // integers that JavaScript would round are refused
 }
 
 // resolve returns a schema, or the one that its $ref leads to, which may be nil.
@@ -536,9 +540,15 @@ func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError 
 	case !matches(s, *value):
 		return c.misfit(s, *value)
 	}
-	if digits, ok := integerOf(*value); ok && slices.Contains(s.Type, "integer") {
-		c.changed = c.changed || digits != string(*value)
-		*value = json.RawMessage(digits)
+	if digits, ok := integerOf(*value); ok && s.Type != nil {
+		f, _ := strconv.ParseFloat(digits, 64)
+		if c.rounds && strconv.FormatFloat(f, 'f', -1, 64) != digits {
+			return &argumentError{text: func() string { return " is rounded by JavaScript: declare a string" }}
+		}
+		if slices.Contains(s.Type, "integer") {
+			c.changed = c.changed || digits != string(*value)
+			*value = json.RawMessage(digits)
+		}
 	}
 	c.depth++
 	defer func() { c.depth-- }()
@@ -605,7 +615,7 @@ func (c *argumentCheck) wanted(s *schema) string {
 		return "a time such as 2006-01-02T15:04:05Z"
 	}
 	if s.Type != nil {
-		text := strings.TrimSpace(strings.Join(s.Type, " or ") + " " + s.Format)
+		text := strings.Join(s.Type, " or ")
 		if s.Required != nil {
 			text += " with " + strings.Join(s.Required, ", ")
 		}
@@ -721,21 +731,12 @@ func matches(s *schema, value json.RawMessage) bool {
 			return false
 		}
 	}
-	if pattern := formats[s.Format]; pattern != nil {
-		return pattern.Match(value)
-	}
 	if s.Format == "date-time" {
 		text, _ := unquote(value)
 		_, err := time.Parse(time.RFC3339, text)
 		return err == nil
 	}
 	return true
-}
-
-// formats are those of mcpSchema.
-var formats = map[string]*regexp.Regexp{
-	"with a scheme": regexp.MustCompile(`^"[A-Za-z][A-Za-z0-9+.-]*:`),
-	"from 0 to 1":   regexp.MustCompile(`^(0(\.\d+)?|1(\.0+)?)$`),
 }
 
 // jsonTypes maps the first byte of a JSON value to its JSON Schema type, except for
@@ -908,7 +909,7 @@ func fits(root, s *schema, value json.RawMessage) bool {
 // definition is of no use then.
 func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, problem string) {
 	if members(item).object("execution").text("taskSupport") == "required" {
-		return nil, " is left out: it needs tasks"
+		return nil, " needs tasks: left out"
 	}
 	item = completeSchema(item, "", nil)
 	c := argumentCheck{root: mcpSchema, left: 16*len(item) + 1<<16, repairs: true}

@@ -239,17 +239,16 @@ func TestUnusableDefinitionsAreLeftOut(t *testing.T) {
 		{"tools", `{"name":"x","inputSchema":{"type":"array"}}`, `"inputSchema.type": want one of "object"`},
 		{"tools", `{"name":"x","inputSchema":{"properties":{}},"title":1}`, `"inputSchema.type" is required`},
 		{"tools", `{"name":"x","inputSchema":{"type":"object"},"execution":{"taskSupport":"required"}}`,
-			"it needs tasks"},
+			"needs tasks"},
 		{"tools", "null", "want object"},
 		{"prompts", `{"name":null}`, `"name": want string`},
 		{"resources", `{"name":"x"}`, `"uri" is required`},
-		{"resources", `{"name":"x","uri":"a/b"}`, `"uri": want string with a scheme`},
 		{"resources", `{"uri":"x:y"}`, `"name" is required`},
 		{"resourceTemplates", `{"name":"x","uriTemplate":null}`, `"uriTemplate": want string`},
 	} {
 		cleaned, problem := cleanDefinition(tt.key, json.RawMessage(tt.definition))
 		check(t, "what is left of "+tt.definition, string(cleaned), "")
-		checkContains(t, "problem of "+tt.definition, problem, "is left out", tt.problem)
+		checkContains(t, "problem of "+tt.definition, problem, "left out", tt.problem)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/url"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -296,6 +297,36 @@ func TestArgumentsAreChecked(t *testing.T) {
 	} {
 		_, err := m.checkArguments(json.RawMessage(sent))
 		check(t, sent, fmt.Sprint(err), want)
+	}
+}
+
+// An integer that JavaScript would round is refused for a method in JavaScript, unless it is in a
+// delivery, or the schema allows any value.
+func TestRoundedIntegersAreRefused(t *testing.T) {
+	const schema = `"inputSchema":{"type":"object","properties":{"i":{"type":"integer"},"n":{"type":"number"},
+		"list":{"type":"array","items":{"type":["integer","null"]}},"any":{},"s":{"type":"string"}}}`
+	for arguments, refused := range map[string]string{
+		`"i":9007199254740992`:               "",
+		`"i":9007199254740993`:               "i",
+		`"i":725653563933458432`:             "i",
+		`"i":-725653563933458432.0`:          "i",
+		`"i":1732800000000000`:               "",
+		`"i":1e20`:                           "",
+		`"n":9007199254740993`:               "n",
+		`"n":0.12345678901234567890123`:      "",
+		`"list":[1,9007199254740993]`:        "list.1",
+		`"any":{"id":9007199254740993}`:      "",
+		`"s":"9007199254740993"`:             "",
+		`"_webhook":{},"i":9007199254740993`: "",
+	} {
+		for _, kind := range []string{"node", "python"} {
+			_, err := methodOf(t, kind, schema).checkArguments(json.RawMessage("{" + arguments + "}"))
+			if refused == "" || kind == "python" {
+				check(t, kind+" "+arguments, err, nil)
+			} else {
+				checkContains(t, kind+" "+arguments, fmt.Sprint(err), strconv.Quote(refused), "declare a string")
+			}
+		}
 	}
 }
 

@@ -38,7 +38,6 @@ const (
 	stdinTimeout  = 1 * time.Second  // for the process to end after usher closed its stdin
 	askTimeout    = 10 * time.Minute // for a client's answer, often a person's
 	cancelTimeout = 10 * time.Second // for a shim to confirm a cancellation; see sweepCalls
-	readInterval  = time.Second      // between two readings of the lists of one process
 )
 
 // cancelConfirmed is the notification by which usher's own shims confirm a cancellation. They
@@ -814,18 +813,18 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 		case err != nil:
 			m.Problems = append(m.Problems, err.Error())
 		}
-		seen := make(map[string]bool)
+		seen := map[string]bool{"": true}
 		for _, item := range list {
 			id := members(item).text(listTable[key].id)
 			cleaned, problem := cleanDefinition(key, item)
 			if seen[id] && cleaned != nil {
-				problem = " is a duplicate"
+				problem = " has no own name"
 			} else if cleaned != nil {
 				seen[id] = true
 				m.Lists[key] = append(m.Lists[key], cleaned)
 			}
 			if problem != "" {
-				problem = fmt.Sprint(listTable[key].method, ": ", cmp.Or(id, "one"), problem)
+				problem = fmt.Sprint(listTable[key].method, ": ", id, problem)
 				m.Problems = append(m.Problems, clipText(problem, maxLoggedLine))
 			}
 		}
