@@ -86,3 +86,14 @@ func possibleLabels(m *Module, scope Scope) []string {
 	}
 	return list
 }
+
+// itemNames returns the names of items, for people.
+func itemNames(items []*Item) string {
+	var names []string
+	for _, i := range items {
+		if i.Name != "" { // of a tool
+			names = append(names, i.Name)
+		}
+	}
+	return strings.Join(names, ", ")
+}

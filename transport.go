@@ -471,6 +471,9 @@ func (s *Session) markSeen(what string, view *View) {
 	}
 }
 
+// announcedLists are the lists whose changes clients are notified of.
+var announcedLists = []string{"tools", "prompts", "resources"}
+
 // notifyChanges notifies the client of the lists that have changed since it last saw them.
 // Lists that it never asked for are left out. But the client of a restored session may have
 // seen anything, so it is notified of every list once.

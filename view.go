@@ -269,9 +269,6 @@ func (v *View) addList(what, announced string, items []json.RawMessage) {
 	v.Fingerprints[announced] = hashOf(v.Fingerprints[announced], string(list))
 }
 
-// announcedLists are the lists whose changes clients are notified of.
-var announcedLists = []string{"tools", "prompts", "resources"}
-
 // Lookup returns an item of a list: a tool or prompt by its name, or a resource by its URI.
 // A tool can also be found by the module's own name for it, as the pages of MCP Apps do, if
 // no other module has a tool of that name and the name does not begin with another module's
@@ -324,17 +321,6 @@ func (v *View) Hook(path string) (tool *Item, claimants []*Item) {
 
 // HookPaths returns the paths that webhooks have or would have.
 func (v *View) HookPaths() []string { return sortedKeys(v.items["webhooks"]) }
-
-// itemNames returns the names of items, for people.
-func itemNames(items []*Item) string {
-	var names []string
-	for _, i := range items {
-		if i.Name != "" { // of a tool
-			names = append(names, i.Name)
-		}
-	}
-	return strings.Join(names, ", ")
-}
 
 // Call sends a request about the item to its module, with the module's own name for it in
 // params. The error is an *argumentError if the arguments are invalid. It is errRetired if

@@ -574,6 +574,7 @@ func TestProcessBeginsInAnEra(t *testing.T) {
 		"old":    {"initialize", "initialize"},
 	} {
 		check(t, name+": a session's", c.Call(name+"_began", "").Text(), want[0])
-		check(t, name+": without a session", c.Modern("tools/call", `{"name":"`+name+`_began"}`).Text(), want[1])
+		a := c.Modern("tools/call", `{"name":"`+name+`_began"}`)
+		check(t, name+": without a session", a.Text(), want[1])
 	}
 }
