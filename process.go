@@ -7,6 +7,7 @@ package main
 import (
 	"bytes"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -201,18 +202,10 @@ func (g *groups) Close() {
 
 // guardScript reads lines "+ ID" and "- ID" for groups that have begun and ended. When the
 // daemon has closed the pipe, or was killed, it ends the groups that are left.
-const guardScript = `trap '' TERM INT HUP
-all=' '
-while read -r sign id; do
-	case $sign in
-	+) all="$all$id ";;
-	-) all="${all%% $id *} ${all#* $id }";;
-	esac
-done
-[ "$all" = ' ' ] && exit
-for id in $all; do kill -TERM -$id; done
-sleep 3
-for id in $all; do kill -KILL -$id; done`
+//
+//go:embed runtimes/guard.sh
+var guardScript string
+
 
 // startGuard starts the guard.
 func (g *groups) startGuard() {
