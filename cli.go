@@ -258,7 +258,6 @@ func (a *app) withModules(
 		c.Approved = filepath.Join(a.data, approvedName)
 	}
 	c.Served = daemon.Roots
-	c.Records = daemon.Records
 	return a.withRegistry(dirs, c, func(r *Registry) error {
 		if !r.WaitAll(ctx, time.Second, scopeAll()) && ctx.Err() == nil {
 			a.warnf("waiting for modules…")
@@ -582,7 +581,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		}
 		// A module below several served folders needs the record of each, so approve examines them
 		// all, and not only the paths. It returns only new and changed modules.
-		changed, err := approve(ctx, a.data, daemon.Records, daemon.Roots, daemon.Roots, paths)
+		changed, err := approve(ctx, a.data, daemon.Roots, daemon.Roots, paths)
 		if err != nil {
 			return err
 		}

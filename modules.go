@@ -62,9 +62,6 @@ type registryConfig struct {
 
 	Approved string   // the path of the record of approved modules; "" if all modules may run
 	Served   []string // the daemon's DIRs; with Approved, modules below them need an approval
-	// Records maps each of Served to the DIR under which its approvals are recorded, if that has
-	// another path.
-	Records map[string]string
 }
 
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
@@ -745,17 +742,15 @@ func readApprovals(path string) (list approvals, err error) {
 	return list, nil
 }
 
-// recordOf returns the DIR under which the approvals of the modules below root are recorded: the
-// path that the owner gave now or at an earlier start. It reports false if no DIR in list leads to
-// root.
-func (list approvals) recordOf(root, given string) (dir string, found bool) {
-	for _, dir := range append([]string{given}, sortedKeys(list)...) {
-		target, err := filepath.EvalSymlinks(dir)
-		if list[dir] != nil && err == nil && target == root {
-			return dir, true
+// recordOf returns the DIR under which the approvals of modules below root are recorded: the path
+// that its owner gave. It returns "" if no DIR in list leads to root.
+func (list approvals) recordOf(root string) string {
+	for _, dir := range sortedKeys(list) {
+		if target, err := filepath.EvalSymlinks(dir); err == nil && target == root {
+			return dir
 		}
 	}
-	return given, false
+	return ""
 }
 
 // approvalKey identifies a module in a record of approved modules, by its path. A link can give a
@@ -764,12 +759,11 @@ func (s source) approvalKey(path string) string {
 	return fmt.Sprintf("%s#%s (%s)", path, s.Name, s.Kind)
 }
 
-// approval returns what is recorded if the module is approved: its key, in which DIRs have the paths
-// of records, and the content. A link to a file outside of served, the hosted DIRs, is approved with
-// the folder that it leads to.
-func (s source) approval(records map[string]string, served []string) (key, content string) {
+// entry returns what is recorded if a module is approved: its path, below the DIR of a record, and
+// its content. A link out of served, the hosted DIRs, is approved with the folder that it leads to.
+func (list approvals) entry(s source, served []string) (key, content string) {
 	below, _ := filepath.Rel(s.Root, s.Path) // it is below
-	key = s.approvalKey(filepath.Join(cmp.Or(records[s.Root], s.Root), below))
+	key = s.approvalKey(filepath.Join(list.recordOf(s.Root), below))
 	content = s.Content
 	if !isBelow(s.Source, served) {
 		content += fmt.Sprintf(" in %q", filepath.Dir(s.Source))
@@ -777,20 +771,24 @@ func (s source) approval(records map[string]string, served []string) (key, conte
 	return key, content
 }
 
-// approves reports whether the record of a DIR contains a module with its content. Earlier versions
-// recorded the path with its links resolved.
-func (list approvals) approves(dir string, s source, key, content string) bool {
-	modules := list[dir]
+// approves reports whether a module is approved below root. Earlier versions recorded the path with
+// its links resolved.
+func (list approvals) approves(s source, root string, served []string) bool {
+	key, content := list.entry(s, served)
+	modules := list[list.recordOf(root)]
 	return modules[key] == content || modules[s.approvalKey(s.Source)] == s.Content
 }
 
 // approve records the modules below one of paths, with the content they have now. It writes
-// the records of roots, which are some of served, the hosted DIRs: each gets the modules
-// below it, under the DIR that records names for it. approve returns the modules that were new or
-// had changed.
+// the records of dirs, which lead to some of served, the hosted DIRs: each gets the modules
+// below it. approve returns the modules that were new or had changed.
 func approve(
-	ctx context.Context, dataDir string, records map[string]string, served, roots, paths []string,
+	ctx context.Context, dataDir string, served, dirs, paths []string,
 ) (changed []source, err error) {
+	roots, err := resolveRoots(dirs)
+	if err != nil {
+		return nil, err
+	}
 	var found []source
 	scan := scanFolders(roots, served...)
 	for _, key := range sortedKeys(scan.sources) {
@@ -806,22 +804,23 @@ func approve(
 		if err != nil {
 			return err
 		}
-		changed = nil // of an attempt that has failed
-		for _, root := range roots {
-			dir := cmp.Or(records[root], root)
-			if list[dir] == nil {
-				list[dir] = make(map[string]string)
+		for i, root := range roots {
+			if list.recordOf(root) == "" {
+				list[dirs[i]] = make(map[string]string)
 			}
-			for _, s := range found {
-				key, content := s.approval(records, served)
-				if !s.isBelow(root) || list.approves(dir, s, key, content) {
-					continue
+		}
+		changed = nil // of an attempt that has failed
+		for _, s := range found {
+			isNew := false
+			for _, root := range roots {
+				if s.isBelow(root) && !list.approves(s, root, served) {
+					key, content := list.entry(s, served)
+					list[list.recordOf(root)][key] = content
+					isNew = true
 				}
-				list[dir][key] = content
-				isKnown := func(c source) bool { return c.key() == s.key() }
-				if !slices.ContainsFunc(changed, isKnown) {
-					changed = append(changed, s)
-				}
+			}
+			if isNew {
+				changed = append(changed, s)
 			}
 		}
 		return token.replace(held, path, marshal(list), func() error { return nil })
@@ -844,10 +843,8 @@ func (r *Registry) approval() func(*source) {
 			return
 		}
 		s.Invalid = s.readContent(r.Served)
-		key, content := s.approval(r.Records, r.Served)
 		for _, root := range r.Served {
-			dir := cmp.Or(r.Records[root], root)
-			if s.Invalid == nil && s.isBelow(root) && !list.approves(dir, *s, key, content) {
+			if s.Invalid == nil && s.isBelow(root) && !list.approves(*s, root, r.Served) {
 				s.Invalid = unapproved
 			}
 		}

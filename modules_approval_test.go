@@ -138,7 +138,7 @@ func TestNewModuleIsRefused(t *testing.T) {
 // approveAll approves the modules below the folders, as the first start does, and returns how many were new.
 func approveAll(t *testing.T, data string, dirs ...string) int {
 	t.Helper()
-	news, err := approve(t.Context(), data, nil, dirs, dirs, dirs)
+	news, err := approve(t.Context(), data, dirs, dirs, dirs)
 	must(t, err)
 	return len(news)
 }

@@ -206,7 +206,6 @@ func (g *groups) Close() {
 //go:embed runtimes/guard.sh
 var guardScript string
 
-
 // startGuard starts the guard.
 func (g *groups) startGuard() {
 	cmd := exec.Command("/bin/sh", "-c", guardScript)

@@ -175,9 +175,8 @@ const (
 
 // daemonRecord describes a running daemon to the other commands.
 type daemonRecord struct {
-	URL             string            // the URL by which clients reach the daemon
-	Roots           []string          // the folders that it serves
-	Records         map[string]string // see registryConfig
+	URL             string   // the URL by which clients reach the daemon
+	Roots           []string // the folders that it serves
 	RequireClaim    bool
 	RequireApproval bool
 }

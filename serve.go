@@ -248,6 +248,9 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if err := flags.check(a.lookupEnv); err != nil {
 		return err
 	}
+	if len(dirs) == 0 {
+		dirs = []string{"."}
+	}
 	roots, err := resolveRoots(dirs)
 	if err != nil {
 		return err
@@ -263,17 +266,16 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer lock.Close() // last: the lock says that a daemon runs
-	fresh, err := d.findRecords(dirs, roots)
-	if err != nil {
-		return err
-	}
 	if err := d.announce(roots); err != nil {
 		return err
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
-	if err := d.approveFirst(ctx, roots, fresh); err != nil {
-		return err
+	if flags.needsApproval() {
+		config.Approved = filepath.Join(a.data, approvedName)
+		if err := d.approveFirst(ctx, dirs, roots); err != nil {
+			return err
+		}
 	}
 	a.claims.log = d.log
 	key, err := readSessionKey(a.data, d.log)
@@ -306,44 +308,24 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 	return lock, err
 }
 
-// findRecords finds the records of the approved modules below roots, whose paths dirs gave, if
-// modules need an approval. It returns the roots without a record.
-func (d *daemon) findRecords(dirs, roots []string) (fresh []string, err error) {
-	if !d.flags.needsApproval() {
-		return nil, nil
-	}
-	config := d.flags.registry
-	config.Approved = filepath.Join(d.app.data, approvedName)
-	config.Records = make(map[string]string)
-	list, err := readApprovals(config.Approved)
-	if err != nil {
-		return nil, err
-	}
-	for i, root := range roots {
-		given := root
-		if len(dirs) > 0 {
-			given, err = filepath.Abs(dirs[i])
-		}
-		if err != nil {
-			return nil, err
-		}
-		record, found := list.recordOf(root, given)
-		config.Records[root] = record
-		if !found {
-			fresh = append(fresh, root)
-		}
-	}
-	return fresh, nil
-}
-
-// approveFirst approves the modules below the roots that have no record of approved modules:
+// approveFirst approves the modules below the dirs that have no record of approved modules:
 // whoever starts usher there for the first time wants the modules to run. A folder with a
-// record gets no new approvals, so neither a crash nor a reboot lets a planted file run.
-func (d *daemon) approveFirst(ctx context.Context, roots, fresh []string) error {
-	if len(fresh) == 0 {
-		return nil
+// record gets no new approvals, so neither a crash nor a reboot lets a planted file run. dirs are the
+// paths of roots as their owner gave them.
+func (d *daemon) approveFirst(ctx context.Context, dirs, roots []string) error {
+	list, err := readApprovals(d.flags.registry.Approved)
+	var fresh []string
+	for i, root := range roots {
+		if err == nil && list.recordOf(root) == "" {
+			var dir string
+			dir, err = filepath.Abs(dirs[i])
+			fresh = append(fresh, dir)
+		}
 	}
-	changed, err := approve(ctx, d.app.data, d.flags.registry.Records, roots, fresh, fresh)
+	if err != nil || fresh == nil {
+		return err
+	}
+	changed, err := approve(ctx, d.app.data, roots, fresh, roots)
 	if err == nil {
 		d.log.Warn("approved all modules; later changes need usher approve",
 			"below", strings.Join(fresh, ", "), "modules", len(changed))
@@ -367,7 +349,6 @@ func (d *daemon) announce(roots []string) error {
 	d.record = daemonRecord{
 		URL:             cmp.Or(d.flags.publicURL, "http://"+addr.String()+"/"),
 		Roots:           roots,
-		Records:         d.flags.registry.Records,
 		RequireClaim:    d.flags.requireClaim,
 		RequireApproval: d.flags.needsApproval(),
 	}
