@@ -288,7 +288,6 @@ func TestCommandsAreRefused(t *testing.T) {
 	write(t, corrupt+"/.data/claims.json", `{"version":9}`)
 	writeFake(t, dir+"/a.usher", "good tools=fail,x")
 	write(t, dir+"/none.usher.sh", "f() { echo; }\n")
-	write(t, dir+"/ruby.usher.rb", "")
 	write(t, dir+"/p/m.usher.sh", "# F.\nf() { echo; }\n")
 	write(t, dir+"/q/m.usher.sh", "# F.\nf() { echo; }\n")
 	folders := strings.NewReplacer("DANGLING", dangling, "LOCKED", locked,
@@ -329,8 +328,6 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"call nnoe f -dir DIR", 1, "no tool nnoe f here: did you mean module none?"},
 		{"new DIR/foo.mjs", 2, "did you mean " + dir + "/foo.usher.mjs?"},
 		{"call a other -dir DIR", 1, "here: a.usher has a_fail, a_x"},
-		{"call ruby f -dir DIR", 1,
-			"here: ruby.usher.rb is not hosted: unsupported file: want .usher, "},
 		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside the scope"},
 		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
 		{"call m f -dir DIR", 1, "no tool m f here: did you mean p-m_f, q-m_f?"},

@@ -503,16 +503,9 @@ func (s *scan) folder(path string) {
 			}
 		case isModule:
 			s.file(at, module, kind)
-		case foreignModule.MatchString(name):
-			const want = "unsupported file: want .usher, .usher.go, .usher.js, .usher.py, .usher.sh or .usher.ts"
-			s.add(at, at, source{Invalid: errors.New(want)})
 		}
 	}
 }
-
-// foreignModule matches the name of a module in another language, but not names such as x.usher.go~
-// and x.usher.go.bak, which editors give to copies.
-var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[A-Za-z]+$`)
 
 // unsearched matches a path through a folder that is not searched.
 var unsearched = regexp.MustCompile(`(^|/)(\.[^/]*|node_modules|vendor)/`)
