@@ -113,6 +113,7 @@ type request struct {
 	ctx     context.Context         // ends with the request; set by begin
 	cancel  context.CancelCauseFunc // ends ctx
 	arrived time.Time
+	counter *counter[*Principal] // counts the request
 }
 
 // newRequest returns the request that msg makes in from.session. Messages of the request and
@@ -127,6 +128,7 @@ func (s *Server) newRequest(from admission, out *outbox, msg *Message, params ob
 		method:    mcpMethods[msg.Method],
 		params:    params,
 		arrived:   time.Now(),
+		counter:   &s.requests,
 	}
 	client := *r.session.profile.Load() // a copy: a later initialize does not change this request
 	if r.principal.exists() {           // a client's roots could lead a module out of the claim's folder
@@ -150,17 +152,19 @@ func (s *Server) newRequest(from admission, out *outbox, msg *Message, params ob
 // After a success, the caller must call answer, and end when the answer has been written.
 func (r *request) begin(ctx context.Context) error {
 	// A listen is a stream, and lasts as long as its client likes. It must not take the place of calls.
-	counter := r.counter()
-	if !counter.reserve(r.principal, 1) {
+	if r.name == listenMethod {
+		r.counter = &r.server.streams
+	}
+	if !r.counter.reserve(r.principal, 1) {
 		return rpcErrorf(codeRefused,
-			"too many requests in flight, or streams (limit %d): wait for some to end", counter.perKey)
+			"too many requests in flight, or streams (limit %d): wait for some to end", r.counter.perKey)
 	}
 	// A client cancels by id, so an id that is in use can't be used for a second request. From here
 	// on, a cancellation finds the request, even before its method runs.
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
 	if _, taken := r.session.calls.LoadOrStore(idKey(r.id), r.cancel); taken {
 		r.cancel(nil)
-		counter.release(r.principal, 1)
+		r.counter.release(r.principal, 1)
 		return rpcErrorf(codeInvalidRequest, "request id %s is already in use", r.id)
 	}
 	if r.session.life.Err() != nil { // it may have ended before its calls contained this one
@@ -173,18 +177,10 @@ func (r *request) begin(ctx context.Context) error {
 // keep the request.
 func (r *request) end() {
 	r.session.calls.Delete(idKey(r.id))
-	r.counter().release(r.principal, 1)
+	r.counter.release(r.principal, 1)
 	r.cancel(nil)
 	r.id = nil
 	r.params = nil
-}
-
-// counter returns what counts the request.
-func (r *request) counter() *counter[*Principal] {
-	if r.name == listenMethod {
-		return &r.server.streams
-	}
-	return &r.server.requests
 }
 
 // answer runs the request's method. It returns the result or the error in the form that
@@ -222,7 +218,7 @@ func (r *request) progressToken() json.RawMessage {
 // finds no room. Both are nil if the request was cancelled: then nobody waits for an answer (MCP,
 // basic/utilities/cancellation).
 func (r *request) encodeAnswers(result object, err error) (answer, short []byte) {
-	short = encodeError(r.id, errNoRoomToAnswer)
+	short = encodeError(r.id, errNoRoom)
 	switch {
 	case err == nil:
 		return encodeResult(r.id, result), short

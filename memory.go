@@ -85,14 +85,10 @@ func (m *memory) dropOldest() bool {
 	return true
 }
 
-// errNoRoom refuses a request that finds no room, or is dropped to make room for others.
-// errNoRoomToAnswer is sent instead of an answer that finds no room.
-var (
-	errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
-		"too many requests and unread answers: try again").retryAfter(5)
-	errNoRoomToAnswer error = httpErrorf(http.StatusInternalServerError,
-		"too many unread answers: read some")
-)
+// errNoRoom refuses a request that finds no room, or is dropped to make room for others. It is also
+// sent instead of an answer that finds no room.
+var errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
+	"too many requests and unread answers: try again").retryAfter(5)
 
 // reservation counts the bytes of a memory that one request or connection uses. The methods
 // that count are safe for concurrent use; those that read and write are for one goroutine.

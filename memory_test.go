@@ -29,6 +29,9 @@ var carriers = map[string]struct {
 	"a body that arrives": {1, everyone, func(_ *testing.T, b *bubble) {
 		b.arrive("POST / HTTP/1.1\r\nContent-Type: application/json\r\n")
 	}},
+	"a body with an invalid code": {1, strangers, func(_ *testing.T, b *bubble) {
+		b.arrive("POST / HTTP/1.1\r\nContent-Type: application/json\r\nMcp-Claim-Code: ABCDEF\r\n")
+	}},
 	"the body of a GET that arrives": {1, everyone, func(_ *testing.T, b *bubble) {
 		b.arrive("GET / HTTP/1.1\r\nAccept: text/event-stream\r\n")
 	}},

@@ -52,7 +52,7 @@ func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
 	t.Helper()
 	log := quiet
 	store := testStore(t, data)
-	key, err := readSessionKey(data, log)
+	key, err := readSessionKey(data)
 	must(t, err)
 	return newGate(store, key, require, log), store
 }

@@ -278,7 +278,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		}
 	}
 	a.claims.log = d.log
-	key, err := readSessionKey(a.data, d.log)
+	key, err := readSessionKey(a.data)
 	if err != nil {
 		return fmt.Errorf("writing the key of sessions: %w", err)
 	}

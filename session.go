@@ -13,8 +13,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"io/fs"
-	"log/slog"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -42,14 +40,11 @@ const sessionKeySize = 32
 
 // readSessionKey reads the key that seals session ids. If there is none, or it can't be read,
 // it makes a new one, which ends all sessions.
-func readSessionKey(dataDir string, log *slog.Logger) ([]byte, error) {
+func readSessionKey(dataDir string) ([]byte, error) {
 	path := filepath.Join(dataDir, "session.key")
 	key, err := readRegular(path)
 	if err == nil && len(key) == sessionKeySize {
 		return key, nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		log.Warn("all sessions end, because their key can't be read", "path", path)
 	}
 	key = newSessionKey()
 	return key, replaceFile(path, key)

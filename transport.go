@@ -67,8 +67,7 @@ func prefersStream(h http.Header) bool {
 
 // servePOST receives one message. It answers a request, and accepts any other message.
 func (s *Server) servePOST(x *reservation) error {
-	header := x.req.Header
-	contentType := header.Get("Content-Type")
+	contentType := x.req.Header.Get("Content-Type")
 	if kind, _, err := mime.ParseMediaType(contentType); err != nil || kind != "application/json" {
 		return httpErrorf(http.StatusUnsupportedMediaType,
 			"content type %q: want application/json", clipText(contentType, 100))
@@ -79,7 +78,11 @@ func (s *Server) servePOST(x *reservation) error {
 	if err != nil {
 		return err
 	}
-	body, err := x.receive(from.principal)
+	sender := from.principal
+	if from.badCode != nil { // until the body shows whether it begins a session
+		sender = strangers
+	}
+	body, err := x.receive(sender)
 	if err != nil {
 		return err
 	}
@@ -101,6 +104,9 @@ func (s *Server) servePOST(x *reservation) error {
 	}
 	params, identity := parseParams(msg.Params)
 	from, err = s.inSession(x, from, msg, params, identity)
+	if err == nil {
+		err = x.countFor(from.principal)
+	}
 	if err != nil {
 		return err
 	}
@@ -109,17 +115,7 @@ func (s *Server) servePOST(x *reservation) error {
 		x.w.WriteHeader(http.StatusAccepted)
 		return nil
 	}
-	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
-	// asked or notified.
-	out := &outbox{ctx: x.req.Context(), held: x}
-	if accepts(header, streamTypes...) {
-		out.write = sseWriter(x)
-	}
-	request := s.newRequest(from, out, msg, params)
-	if from.session.era == stateless {
-		request.header = header
-	}
-	request.answerPOST(x, prefersStream(header))
+	s.answerPOST(x, from, msg, params)
 	return nil
 }
 
@@ -164,17 +160,29 @@ func (s *Server) inSession(
 var errNoID error = httpErrorf(http.StatusBadRequest,
 	"no %s: send initialize first, then the id from its answer", sessionHeader)
 
-// answerPOST runs the request of a POST, and writes the answer to x or, if that is a stream, to
-// r.out. If stream is set, r.out becomes a stream, unless the answer needs an HTTP status.
-func (r *request) answerPOST(x *reservation, stream bool) {
+// answerPOST runs the request of a POST, and writes the answer to x or, if that is a stream, to its
+// outbox. The outbox becomes a stream at once if the client prefers that, unless the answer needs an
+// HTTP status.
+func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params object) {
+	header := x.req.Header
+	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
+	// asked or notified.
+	out := &outbox{ctx: x.req.Context(), held: x}
+	if accepts(header, streamTypes...) {
+		out.write = sseWriter(x)
+	}
+	r := s.newRequest(from, out, msg, params)
+	if from.session.era == stateless {
+		r.header = header
+	}
 	var result object
-	err := r.begin(r.server.stopped)
+	err := r.begin(s.stopped)
 	if err == nil {
 		// The request counts, and can be cancelled, until its answer is written: a client that does not
 		// read fills its own share.
 		defer r.end()
 		if r.session.era == stateless { // the end of its connection cancels a request of this era
-			defer context.AfterFunc(r.out.ctx, func() { r.cancel(context.Canceled) })()
+			defer context.AfterFunc(out.ctx, func() { r.cancel(context.Canceled) })()
 		}
 		result, err = r.answer()
 	}
@@ -183,19 +191,19 @@ func (r *request) answerPOST(x *reservation, stream bool) {
 	if err != nil && r.session.era == stateless {
 		status = rpcStatus(asRPCError(err).Code)
 	}
-	if stream && status == http.StatusOK {
-		r.out.open()
+	if prefersStream(header) && status == http.StatusOK {
+		out.open()
 	}
 	// Whether the outbox is a stream is decided only here, together with its last message: until now,
 	// a notification or the timer of answer may have made it one.
 	answer, short := r.encodeAnswers(result, err)
 	switch {
-	case r.out.answer(answer, short, true):
-		<-r.out.done
+	case out.answer(answer, short, true):
+		<-out.done
 	case answer == nil: // of a cancelled request
 		x.w.WriteHeader(http.StatusAccepted)
 	case x.grow(int64(len(answer))) != nil:
-		x.writeJSON(http.StatusInternalServerError, short)
+		x.writeJSON(http.StatusServiceUnavailable, short)
 	default:
 		x.writeJSON(status, answer)
 	}

@@ -608,7 +608,7 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 }
 
 // write writes the answer. The method's own Content-Type takes precedence. If the answer finds no
-// room, write sends only its status, because the method has run, and returns errNoRoomToAnswer.
+// room, write sends only its status, because the method has run, and returns errNoRoom.
 func (a *webhookAnswer) write(x *reservation) error {
 	body := []byte(a.Body)
 	kind := "application/json"
@@ -620,7 +620,7 @@ func (a *webhookAnswer) write(x *reservation) error {
 	}
 	if x.grow(int64(len(body)+len(marshal(a.Headers)))) != nil {
 		x.write(a.Status, "")
-		return errNoRoomToAnswer
+		return errNoRoom
 	}
 	if len(body) > 0 {
 		x.w.Header().Set("Content-Type", kind)

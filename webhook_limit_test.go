@@ -348,7 +348,7 @@ func TestWebhookAnswerNeedsRoom(t *testing.T) {
 			w := httptest.NewRecorder()
 			x := h.memory.serve(w, nil)
 			must(t, x.countFor(senders))
-			check(t, part+" without room: error", a.write(x), errNoRoomToAnswer)
+			check(t, part+" without room: error", a.write(x), errNoRoom)
 			check(t, part+" without room: status", w.Code, 201)
 			check(t, part+" without room: header", w.Header().Get("X-Own"), "")
 			check(t, part+" without room: body", w.Body.Len(), 0)
