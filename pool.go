@@ -4,6 +4,10 @@
 // callers. This file decides which process a call goes to, when a process starts and ends, and
 // when a call has taken too long.
 //
+// The pool's lock guards everything that changes: which processes there are, the state of each, and
+// their calls. So a process is in the state that its field state says, and in no other. Nothing slow
+// happens under the lock: a process starts, and a list is read, in a goroutine of its own.
+//
 // A call passes through enter, which finds or starts its process, waits for the process and for a
 // slot of the module, and is handed to a runner: the process, or the shell for a shell module.
 // Its context ends if its caller cancels it, or if sweep finds that it takes too long. No call,
@@ -83,7 +87,7 @@ func newPool(ctx context.Context, config poolConfig) *pool {
 		lost:       make(map[context.Context]bool),
 	}
 	p.ctx, p.cancel = context.WithCancel(ctx)
-	context.AfterFunc(p.ctx, p.retire)
+	context.AfterFunc(p.ctx, p.retire) // also if the module is removed, or usher ends
 	return p
 }
 
@@ -148,6 +152,7 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 			return nil, rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
 		}
 	}
+	// The process comes first: a slot that waits for a build would keep others from running.
 	c.slot = &slot[*Principal]{counter: p.slots, key: caller.Principal}
 	err := caller.Principal.waitFor(c.ctx, c.slot.grant())
 	if err == nil {
@@ -300,6 +305,7 @@ func (p *pool) run(w *Worker) {
 	defer p.mu.Unlock()
 	member := w.owner.Member
 	if w.crashed {
+		// sweep forgets the time of a crash after crashMemory, so a crash now and then costs nothing.
 		next := time.Now()
 		if _, again := p.crashed[member]; again {
 			next = next.Add(crashPause)
@@ -334,6 +340,7 @@ func (p *pool) makeRoom(w *Worker, now time.Time) {
 	if w.room == nil || w.state != workerWaiting {
 		return
 	}
+	// If the principal has as many as it may have, the end of another's process would not help.
 	onlyOwn := p.rooms.count(w.room.key) >= roomsOf(w.room.key)
 	var chosen *Worker
 	var most time.Duration
@@ -408,6 +415,7 @@ func (p *pool) ofMember(member context.Context, look func(*Worker)) {
 func (p *pool) sweep(now time.Time) (gone bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	// First what the modules have asked clients: while a client is asked, its call is not silent.
 	for _, w := range p.procs {
 		w.sweepCalls(now)
 		w.readLists()
@@ -415,6 +423,7 @@ func (p *pool) sweep(now time.Time) (gone bool) {
 	for c := range p.calls {
 		p.sweepCall(c, now)
 	}
+	// Now lastUse says which processes are in use.
 	for _, w := range p.procs {
 		p.makeRoom(w, now)
 		unused := now.Sub(w.lastUse)

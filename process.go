@@ -31,7 +31,9 @@ const (
 	guardTimeout  = 20 * time.Millisecond  // how long usher may wait for the guard to read
 )
 
-// child is a process that usher has started, with its group.
+// child is a process that usher has started, with its group. The group has the id of the process,
+// which leads it. The process may end long before its group: a server's helpers, or what a shell
+// function left in the background, keep the group's id from being used again.
 type child struct {
 	group
 	groups  *groups
@@ -77,7 +79,8 @@ func (c *child) signal(sig syscall.Signal) bool {
 	return c.group.signal(sig)
 }
 
-// end sends TERM to what is left of the group, and later KILL. It then waits for the end of
+// end sends TERM to what is left of the group, and later KILL. It polls, because no system call waits
+// for the end of a group whose processes are not all usher's children. It then waits for the end of
 // the process alone: the others may remain zombies until their parent waits for them.
 func (c *child) end() {
 	c.ending.Do(func() {

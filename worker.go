@@ -208,6 +208,7 @@ func (w *Worker) update(change func()) {
 func (w *Worker) advance(state workerState) {
 	before := w.state
 	w.state = max(w.state, state)
+	// finishCall calls advance for each call, so the end of the last one stops a draining process.
 	if w.state == workerDraining && !w.answersClients() {
 		w.state = workerStopping
 		w.failure = errNotSent
@@ -296,6 +297,7 @@ func (w *Worker) spawn(l launch, g *groups) error {
 // rest of the process group, and closes done.
 func (w *Worker) finish(exit string) {
 	w.update(func() {
+		// A process that usher has drained, or may not start, says nothing about the next one.
 		isWanted := w.failure == errNotSent || errors.Is(w.failure, errUnapproved)
 		w.crashed = w.failure == nil || !w.started && !isWanted
 		switch {
@@ -515,7 +517,7 @@ func (w *Worker) request(c *call, method string, params object) (object, error) 
 			return nil, msg.Err
 		}
 		return msg.Result, nil
-	case <-c.ctx.Done():
+	case <-c.ctx.Done(): // cancelled by its caller, too long, or its process has ended
 		err := context.Cause(c.ctx)
 		w.endCall(c, err)
 		return nil, err
@@ -558,6 +560,7 @@ func (w *Worker) endCall(c *call, cancelled error) {
 	notify := false
 	var asks []*clientRequest
 	w.update(func() {
+		// Otherwise, a process that does not read would keep the messages in memory.
 		w.input = slices.DeleteFunc(w.input, func(in input) bool { return in.call == c })
 		switch {
 		case w.calls[c.id] != c: // it was answered
@@ -1028,7 +1031,7 @@ func (w *Worker) ask(a *clientRequest) {
 	defer a.cancel()
 	result, err := w.askClient(a)
 	c := a.call
-	if c != nil {
+	if c != nil { // the module runs again, so the call needs its slot again
 		_ = waitFor(a.ctx, c.slot.grant())
 	}
 	line := encodeResult(a.ID, result)
