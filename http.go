@@ -197,15 +197,15 @@ type connections struct {
 	maxUnadmitted int // the limit for connections without an admitted request
 	maxOpen       int // the limit for all
 
-	mu   sync.Mutex
-	open map[net.Conn]connInfo
+	mu         sync.Mutex
+	open       int                   // all
+	unadmitted map[net.Conn]connInfo // those without an admitted request
 }
 
 // connInfo describes the state of a connection.
 type connInfo struct {
-	idle     bool      // between two requests
-	since    time.Time // in this state
-	admitted bool      // the request in progress is admitted; until the connection's next change of state
+	idle  bool      // between two requests
+	since time.Time // in this state
 }
 
 // limitConnections limits the connections of a server. files is the number of files that
@@ -214,16 +214,14 @@ func limitConnections(web *http.Server, files int) {
 	c := &connections{
 		maxUnadmitted: max(200, min(maxConns, files/2)),
 		maxOpen:       max(200, files/4*3),
-		open:          make(map[net.Conn]connInfo),
+		unadmitted:    make(map[net.Conn]connInfo),
 	}
 	web.ConnState = c.set
 	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
 		return context.WithValue(ctx, connsKey{}, func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if _, open := c.open[conn]; open {
-				c.open[conn] = connInfo{admitted: true}
-			}
+			delete(c.unadmitted, conn) // until the connection's next change of state
 		})
 	}
 }
@@ -247,30 +245,27 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if state == http.StateClosed {
-		delete(c.open, conn)
+		c.open--
+		delete(c.unadmitted, conn)
 		return
 	}
-	c.open[conn] = connInfo{idle: state == http.StateIdle, since: time.Now()}
+	c.unadmitted[conn] = connInfo{idle: state == http.StateIdle, since: time.Now()}
 	if state != http.StateNew {
 		return
 	}
+	c.open++
+	if len(c.unadmitted) <= c.maxUnadmitted && c.open <= c.maxOpen {
+		return
+	}
 	var victim net.Conn
-	unadmitted := 0
-	for other, info := range c.open {
-		if info.admitted {
-			continue
-		}
-		unadmitted++
-		chosen := c.open[victim]
+	for other, info := range c.unadmitted {
+		chosen := c.unadmitted[victim]
 		isOlder := info.idle == chosen.idle && info.since.Before(chosen.since)
 		if victim == nil || info.idle && !chosen.idle || isOlder {
 			victim = other
 		}
 	}
-	if unadmitted <= c.maxUnadmitted && len(c.open) <= c.maxOpen {
-		return
-	}
-	delete(c.open, victim)
+	delete(c.unadmitted, victim)
 	victim.Close()
 }
 

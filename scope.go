@@ -66,8 +66,8 @@ type accessFacts struct {
 }
 
 // decide returns the principal of a request, by the table in SECURITY.md ("Who sees what"). No
-// row widens a session's access because something failed. err refuses the request. badCode refuses
-// it unless it begins a session, which is then one of the principal.
+// row widens a session's access because something failed. err refuses the request. badCode is the
+// answer to every request except one that begins a session; that session then belongs to p.
 func decide(f accessFacts) (p *Principal, badCode, err error) {
 	switch {
 	case f.unreadable != nil:
