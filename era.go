@@ -202,15 +202,14 @@ func (c clientCaps) checkInput(result object) error {
 // withoutRoots returns params without a client's answers to roots/list.
 func (params object) withoutRoots() object {
 	const key = "inputResponses"
-	answers := params.object(key)
-	kept := slices.DeleteFunc(slices.Clone(answers), func(answer member) bool {
+	if params.get(key) == nil {
+		return params
+	}
+	kept := slices.DeleteFunc(params.object(key), func(answer member) bool {
 		return slices.ContainsFunc(members(answer.value), func(f member) bool {
 			return strings.EqualFold(f.key, "roots")
 		})
 	})
-	if len(kept) == len(answers) {
-		return params
-	}
 	return params.set(key, kept.encode())
 }
 
@@ -266,14 +265,11 @@ var identityKeys = []string{metaProtocol, metaClientInfo, metaClientCaps, metaLo
 // could mistake for one of knownParams: keys that differ from it only in case, which
 // encoding/json accepts, and all but the last of its repeats. Unknown keys stay.
 func (params object) withoutLookalikes() object {
-	last := make(map[string]int) // index of the last member with a key
-	for i, f := range params {
-		last[f.key] = i
-	}
 	kept := make(object, 0, len(params))
 	for i, f := range params {
 		like := slices.IndexFunc(knownParams, func(key string) bool { return strings.EqualFold(key, f.key) })
-		if like < 0 || knownParams[like] == f.key && last[f.key] == i {
+		isSame := func(later member) bool { return later.key == f.key }
+		if like < 0 || knownParams[like] == f.key && !slices.ContainsFunc(params[i+1:], isSame) {
 			kept = append(kept, f)
 		}
 	}

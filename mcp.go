@@ -334,12 +334,11 @@ func instructions(view *View) string {
 		more := ""
 		for i, m := range view.Modules {
 			line := "\n- " + m.Label + ": " + clipText(m.About, limit)
-			more = fmt.Sprintf("\nand %d more.", len(view.Modules)-i)
-			if utf8.RuneCountInString(text+line+more) > maxInstructions {
+			if utf8.RuneCountInString(text+line) > maxInstructions-20 {
+				more = fmt.Sprintf("\nand %d more.", len(view.Modules)-i)
 				break
 			}
 			text += line
-			more = ""
 		}
 		if more == "" || limit == 0 {
 			return text + more
