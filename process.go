@@ -1,13 +1,14 @@
-// Processes that usher starts, and their end. Each leads a group of its own. The guard is a
-// small shell process that outlives a killed daemon just long enough to end the groups that
-// the daemon left. This file alone completes and filters the environment of a process.
+// Processes that usher starts, and their end. Each leads a group of its own. This file alone completes
+// and filters the environment of a process.
+//
+// If usher is killed, nothing here runs any longer: the modules notice the end of their stdin, and
+// systemd or a container ends what is left.
 
 package main
 
 import (
 	"bytes"
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -28,7 +29,6 @@ const (
 	killTimeout   = 5 * time.Second        // how long processes may take to end after KILL
 	outputTimeout = 500 * time.Millisecond // how long reading may take after the process has ended
 	sweepInterval = time.Second            // between checks whether background processes have ended
-	guardTimeout  = 20 * time.Millisecond  // how long usher may wait for the guard to read
 )
 
 // child is a process that usher has started, with its group. The group has the id of the process,
@@ -99,20 +99,15 @@ func (c *child) end() {
 		c.groups.mu.Lock()
 		defer c.groups.mu.Unlock()
 		delete(c.groups.left, c)
-		c.groups.tell("-", c.group)
 	})
 }
 
-// groups starts processes, and tells the guard which groups it must end if this process is
-// killed. Safe for concurrent use.
+// groups starts processes, and ends them when usher ends. Safe for concurrent use.
 type groups struct {
-	log     *slog.Logger
-	guarded sync.Once // the guard has been started
+	log *slog.Logger
 
 	mu     sync.Mutex      // guards the fields below
 	left   map[*child]bool // may have a process
-	pipe   *os.File        // to the guard; nil if there is none
-	unsent []byte          // lines that the guard has not read yet
 	closed bool
 }
 
@@ -128,14 +123,12 @@ func (g *groups) start(cmd *exec.Cmd) (*child, error) {
 	if g.closed {
 		return nil, errors.New("usher is stopping")
 	}
-	g.guarded.Do(g.startGuard)
 	id, err := startGroup(cmd)
 	if err != nil {
 		return nil, err
 	}
 	c := &child{group: id, groups: g, exited: make(chan struct{})}
 	g.left[c] = true
-	g.tell("+", id)
 	go func() { // ends with the process
 		c.err = cmd.Wait()
 		if c.err == exec.ErrWaitDelay { // it succeeded; others keep its pipes open
@@ -186,7 +179,7 @@ func (g *groups) output(ctx context.Context, cmd *exec.Cmd) (string, error) {
 	return output.String(), err
 }
 
-// Close ends all processes that are left, and the guard.
+// Close ends all processes that are left.
 func (g *groups) Close() {
 	g.mu.Lock()
 	g.closed = true
@@ -197,50 +190,6 @@ func (g *groups) Close() {
 		ending.Go(c.end)
 	}
 	ending.Wait()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.pipe.Close() // Close of a nil *os.File only returns an error
-	g.pipe = nil
-}
-
-// guardScript reads lines "+ ID" and "- ID" for groups that have begun and ended. When the
-// daemon has closed the pipe, or was killed, it ends the groups that are left.
-//
-//go:embed runtimes/guard.sh
-var guardScript string
-
-// startGuard starts the guard.
-func (g *groups) startGuard() {
-	cmd := exec.Command("/bin/sh", "-c", guardScript)
-	cmd.Env = withoutSecrets(os.Environ())
-	read, write, err := os.Pipe()
-	if err == nil {
-		cmd.Stdin = read
-		_, err = startGroup(cmd)
-		read.Close()
-	}
-	if err != nil {
-		g.log.Warn("no guard: if usher is killed, modules' processes may continue", "err", err)
-		return
-	}
-	g.pipe = write
-	go cmd.Wait()
-}
-
-// tell sends the guard a line about a group. If the guard does not read, the line waits for
-// the next one. The caller holds g.mu.
-func (g *groups) tell(sign string, id group) {
-	if g.pipe == nil {
-		return
-	}
-	g.unsent = fmt.Appendln(g.unsent, sign, id)
-	g.pipe.SetWriteDeadline(time.Now().Add(guardTimeout))
-	n, err := g.pipe.Write(g.unsent)
-	g.unsent = g.unsent[n:]
-	if errors.Is(err, syscall.EPIPE) {
-		g.log.Warn("the guard was killed: if usher is killed too, modules' processes may continue")
-		g.pipe = nil
-	}
 }
 
 // processFault returns the fault of a module's process that could not be built or started, or

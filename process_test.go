@@ -7,14 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,7 +19,8 @@ import (
 	"testing/synctest"
 )
 
-// No process of a daemon that ends, or is killed, stays: no module, function or build.
+// No process of a daemon that ends stays: no module, function or build. If the daemon is killed, the
+// modules end by themselves.
 func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 	long(t)
 	bin := t.TempDir()
@@ -76,8 +74,6 @@ func endDaemon(t *testing.T, bin string, end syscall.Signal) {
 	t.Helper()
 	mark, processes := markProcesses(t)
 	dir, names := languages(t, "testdata/languages")
-	writeFake(t, dir+"/child.usher", "child tools=x")
-	write(t, dir+"/wait.usher.sh", "# Waits.\nwait_() { trap '' TERM; sleep 600; }\n")
 	env := map[string]string{markVar: mark, "PATH": bin + ":" + os.Getenv("PATH")}
 	d := daemonOptions{ownProcess: true, env: env}.start(t, dir)
 	c := connect(t, d.URL)
@@ -87,17 +83,12 @@ func endDaemon(t *testing.T, bin string, end syscall.Signal) {
 			return c.Call(tool, `{"email":"x","message":"y"}`).Failure() == ""
 		})
 	}
-	await(t, "the fake", func() bool { return c.Call("child_x", "").Failure() == "" })
-	write(t, dir+"/built.usher.go", goHead)
-	await(t, "the build", func() bool {
-		return strings.Count(processes(), "sleep 1000") == 2
-	})
-	c.Call("child_x", "") // meanwhile, the daemon tells the guard of the build
-	_, noShell := exec.LookPath("sh")
-	if end == syscall.SIGKILL && noShell == nil { // others wait for the call
-		go c.HTTP.Do(c.Asking("tools/call", `{"name":"wait_wait_"}`))
-		await(t, "the function", func() bool {
-			return strings.Contains(processes(), "sleep 600")
+	if end == syscall.SIGTERM {
+		writeFake(t, dir+"/child.usher", "child tools=x")
+		await(t, "the fake", func() bool { return c.Call("child_x", "").Failure() == "" })
+		write(t, dir+"/built.usher.go", goHead)
+		await(t, "the build", func() bool {
+			return strings.Count(processes(), "sleep 1000") == 2
 		})
 	}
 	d.signal(t, end)
@@ -131,72 +122,6 @@ func TestGroupIsNotConfused(t *testing.T) {
 	})
 }
 
-// usher neither waits for a guard that does not read, nor forgets what the guard has to
-// know.
-func TestGuardBlocksNothing(t *testing.T) {
-	t.Parallel()
-	read, write, err := os.Pipe()
-	must(t, err)
-	defer read.Close()
-	g := newGroups(quiet)
-	g.pipe = write
-	for len(g.unsent) == 0 { // the pipe has room
-		g.unsent = bytes.Repeat([]byte("- 1\n"), 1000)
-		g.tell("-", 1)
-	}
-	g.tell("+", 2)
-	go func() {
-		g.tell("+", 3)
-		for len(g.unsent) > 0 { // on a slow machine
-			g.tell("+", 4)
-		}
-		g.pipe.Close()
-	}()
-	text, _ := io.ReadAll(read)
-	check(t, "the last lines", strings.Contains(string(text), "\n- 1\n+ 2\n+ 3\n"), true)
-}
-
-// The guard gets no secret of webhooks, and ends the groups even if something has sent TERM to it.
-func TestGuardEndsGroups(t *testing.T) {
-	need(t, "sh")
-	mark, processes := markProcesses(t)
-	t.Setenv(markVar, mark)
-	t.Setenv(webhookSecretVar, "hidden")
-	g := newGroups(quiet)
-	g.guarded.Do(g.startGuard)
-	id, command, _ := strings.Cut(processes(), " ")
-	checkContains(t, "the guard", command, guardScript)
-	checkOmits(t, "its environment", readFile(t, "/proc/"+id+"/environ"), "hidden")
-	_, err := g.start(exec.Command("sleep", "600"))
-	must(t, err)
-	ignoresTERM := regexp.MustCompile(`(?m)^SigIgn:.*[4-7c-f]...$`) // bit 14
-	await(t, "the guard to ignore TERM", func() bool {
-		return ignoresTERM.MatchString(readFile(t, "/proc/"+id+"/status"))
-	})
-	pid, _ := strconv.Atoi(id)
-	guard, err := os.FindProcess(pid)
-	must(t, err)
-	must(t, guard.Signal(syscall.SIGTERM))
-	g.pipe.Close() // as if usher was killed
-	await(t, "the group to end", func() bool { return !strings.Contains(processes(), "sleep 600") })
-}
-
-// The guard learns that a group has ended, because its id may be used again.
-func TestGuardForgetsGroups(t *testing.T) {
-	t.Parallel()
-	read, write, err := os.Pipe()
-	must(t, err)
-	g := newGroups(quiet)
-	g.guarded.Do(func() { g.pipe = write })
-	c, err := g.start(exec.Command(testBinary(t), "-test.run=^$"))
-	must(t, err)
-	c.wait(t.Context(), 0)
-	c.end()
-	g.Close()
-	lines, _ := io.ReadAll(read)
-	check(t, "what the guard reads", string(lines), fmt.Sprintf("+ %d\n- %[1]d\n", c.group))
-}
-
 // After Close, no process starts.
 func TestNoProcessStartsAfterClose(t *testing.T) {
 	t.Parallel()
@@ -224,7 +149,6 @@ func TestProcessWithoutStdinEnds(t *testing.T) {
 func TestCloseEndsGroups(t *testing.T) {
 	t.Parallel()
 	g := newGroups(quiet)
-	g.guarded.Do(func() {})
 	c, err := g.start(exec.Command("sleep", "600"))
 	must(t, err)
 	g.Close()
