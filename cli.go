@@ -19,6 +19,7 @@ import (
 	"cmp"
 	"context"
 	"embed"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -28,6 +29,7 @@ import (
 	"log/slog"
 	"math"
 	"mime/multipart"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -57,7 +59,7 @@ var commands = map[string]command{
 	"stdio":   {0, anyNumber, true, setupStdio},
 	"claim":   {0, anyNumber, true, setupClaim},
 	"modules": {0, anyNumber, true, setupModules},
-	"call":    {1, anyNumber, true, setupCall},
+	"call":    {0, anyNumber, true, setupCall},
 	"approve": {0, anyNumber, true, setupApprove},
 	"new":     {1, 1, false, setupNew},
 	"version": {0, 0, false, setupVersion},
@@ -91,8 +93,6 @@ func (a *app) run(ctx context.Context, args []string) int {
 		}
 		name = args[0]
 		args = []string{"-h"}
-	case "-v", "-version", "--version": // people try these first
-		name = "version"
 	}
 	c, ok := commands[name]
 	if !ok {
@@ -105,7 +105,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 
 // status prints the output of a command and its error, if there is one, and returns the exit
 // status. It prints the output even after an error: the list of claims is complete even if the
-// expired ones could not be removed. After Ctrl-C, other errors are only consequences.
+// expired ones could not be removed.
 func (a *app) status(ctx context.Context, name string, err error) int {
 	_, failed := a.output.WriteTo(a.stdout)
 	if err == nil && failed != nil {
@@ -145,7 +145,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 	case len(args) < c.least || len(args) > c.most:
 		return usageErrorf("wrong number of arguments")
 	}
-	if c.data {
+	if c.data && a.url == "" {
 		if err := a.prepareData(); err != nil {
 			return err
 		}
@@ -191,11 +191,7 @@ func explainFlag(fs *flag.FlagSet, err error) error {
 // synonyms maps commands and flags of other programs to those of usher.
 var synonyms = map[string]string{
 	"list":   "modules",
-	"ls":     "modules",
-	"run":    "serve",
-	"start":  "serve",
 	"status": "modules",
-	"tools":  "modules",
 	"revoke": "claim revoke",
 	"port":   "addr",
 }
@@ -305,16 +301,6 @@ func declareScope(fs *flag.FlagSet) *Scope {
 	return &scope
 }
 
-// parseCodeArgument parses a code of the command line. The error describes the form and does
-// not repeat the text, which may be a code with one character too many.
-func parseCodeArgument(text string) (Code, error) {
-	code, ok := parseCode(text)
-	if !ok {
-		return "", usageErrorf("CODE: want %d characters of %s", codeLength, codeAlphabet)
-	}
-	return code, nil
-}
-
 // setupCall returns the command that calls one method. It prints what the module prints to
 // stderr, because people use it to find out why a module fails. It needs no running
 // daemon, because it calls the file as it is now.
@@ -324,14 +310,20 @@ func parseCodeArgument(text string) (Code, error) {
 func setupCall(a *app, fs *flag.FlagSet) runFunc {
 	dir := fs.String("dir", ".", "")
 	scope := declareScope(fs)
+	fs.StringVar(&a.url, "url", "", "")
 	return func(ctx context.Context, words []string) error {
 		n := min(len(words), 2) // words that name the tool
 		if n == 2 && (words[1] == "-" || strings.ContainsAny(words[1], "={")) {
 			n = 1
 		}
 		arguments, err := a.parseArguments(words[n:])
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case a.url != "":
+			return a.callRemote(ctx, strings.Join(words[:n], "_"), arguments)
+		case n == 0:
+			return usageErrorf("wrong number of arguments")
 		}
 		return a.callHere(ctx, *dir, *scope, words[:n], arguments)
 	}
@@ -356,7 +348,7 @@ func (a *app) parseArguments(words []string) (func(*schema) object, error) {
 	}
 	given, err := jsonObject(raw)
 	if err != nil || len(words) > 1 && len(given) > 0 {
-		return nil, usageErrorf("ARGUMENTS: want name=value words, or one JSON object, or - for one on stdin")
+		return nil, usageErrorf("ARGUMENTS: want name=value words, or one JSON object, or -")
 	}
 	return func(s *schema) object {
 		return withoutWebhook(append(given, formParams(&multipart.Form{Value: texts}, s)...))
@@ -367,13 +359,11 @@ func (a *app) parseArguments(words []string) (func(*schema) object, error) {
 func (a *app) callHere(
 	ctx context.Context, dir string, scope Scope, words []string, arguments func(*schema) object,
 ) error {
-	var names []string // of all modules
 	config := registryConfig{
 		// Other modules are not started, because a build may take minutes. The label of a
 		// module, and the name of a tool, contain the module's name, which is "" for a
 		// .mcp.json that can't be read.
 		Only: func(name string) bool {
-			names = append(names, name)
 			return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
 		},
 		Log: newRecordLog(func(record object) {
@@ -383,7 +373,7 @@ func (a *app) callHere(
 		}),
 	}
 	return a.withModules(ctx, []string{dir}, config, func(r *Registry) error {
-		tool, err := a.findTool(r, scope, words, names)
+		tool, err := a.findTool(r, scope, words)
 		if err != nil {
 			return err
 		}
@@ -403,28 +393,22 @@ func progressCall(name string, arguments object) object {
 }
 
 // findTool returns the tool that words name: by its name, or by a module's label and a
-// method. The error names the tools that share the name, or a tool with a similar name. Without
-// one, it lists the tools of the modules that the words may mean, and the reasons why these modules
-// are not hosted: the usual reason for a missing tool is a module that can't be built. If the words
-// mean no module, it names a module with a similar name.
-func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item, error) {
+// method. The error names a tool with a similar name. Without one, it lists the tools of the modules
+// that the words may mean, and the reasons why these modules are not hosted: the usual reason for a
+// missing tool is a module that can't be built.
+func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 	name := strings.Join(words, " ")
-	joined := strings.Join(words, "_")
-	view := r.View(scope, nil)
 	var tools []string
-	for _, t := range view.Tools {
+	for _, t := range r.View(scope, nil).Tools {
 		tools = append(tools, t.Name)
 		if name == t.Name || name == t.Label+" "+t.Method.Name {
 			return t, nil
 		}
 	}
-	if claimants := view.items["tools"][joined]; claimants != nil {
-		return nil, fmt.Errorf("no tool %s here: did you mean %s?", name, itemNames(claimants))
-	}
 	var hints []string
 	// The owner runs this command, so a module outside the scope is named too.
 	for _, m := range a.report(r, scope, "") {
-		hint := "has " + cmp.Or(m.names, strings.Join(m.Problems, "; "))
+		hint := "has " + cmp.Or(m.Names, strings.Join(m.Problems, "; "))
 		switch {
 		case m.Hidden != "":
 			hint = "is outside the scope"
@@ -434,9 +418,8 @@ func (a *app) findTool(r *Registry, scope Scope, words, modules []string) (*Item
 		hints = append(hints, m.File+" "+hint)
 	}
 	return nil, fmt.Errorf("no tool %s here: %s", name, cmp.Or(
-		didYouMean("", joined, tools),
+		didYouMean("", strings.Join(words, "_"), tools),
 		strings.Join(hints, "; "),
-		didYouMean("module ", words[0], modules),
 		"set -dir, or see usher modules"))
 }
 
@@ -458,8 +441,11 @@ func (a *app) notify(_ string, params object) {
 // printResult prints the result of a call, and returns its error. The text is sanitized for a
 // terminal only: a program that reads it gets what the module returned.
 func (a *app) printResult(result object, err error) error {
-	if err != nil {
+	switch {
+	case err != nil:
 		return errors.New(explain(err))
+	case result == nil || result.text("resultType") == resultInput:
+		return errors.New("the tool asks its client for input")
 	}
 	// A failure of the method is a failure of the command, so that scripts can stop.
 	text := resultText(result)
@@ -471,6 +457,96 @@ func (a *app) printResult(result object, err error) error {
 	}
 	a.printf("%s\n", text)
 	return nil
+}
+
+// callRemote calls a tool of the daemon at a.url or, if name is "", lists the tools there.
+func (a *app) callRemote(ctx context.Context, name string, arguments func(*schema) object) error {
+	var list []toolReport
+	var called *Method
+	for page := (object{}); page != nil; {
+		result, err := a.ask(ctx, "tools/list", page, nil)
+		if err != nil {
+			return err
+		}
+		for _, raw := range items(result.get("tools")) {
+			tool := parseMethod(raw, kindConfig)
+			list = append(list, newToolReport(tool.Name, tool))
+			if tool.Name == name {
+				called = tool
+			}
+		}
+		page = nil
+		if next := result.get("nextCursor"); !isNull(next) {
+			page = object{{"cursor", next}}
+		}
+	}
+	if name == "" {
+		a.print("tools", list, false)
+		return nil
+	}
+	if called == nil {
+		return fmt.Errorf("no tool %s there: leave it out for a list", name)
+	}
+	s := called.schema()
+	return a.printResult(a.ask(ctx, "tools/call", progressCall(name, arguments(s)), s.Properties))
+}
+
+// ask sends a request of MCP without sessions to the daemon at a.url, with the code in
+// USHER_CLAIM, and returns the result, or nil if the daemon asks for something instead. It prints
+// notifications. It follows no redirect, which could lead the code to somebody else. Headers repeat
+// the parameters whose schemas say so: see request.checkHeaders.
+func (a *app) ask(
+	ctx context.Context, method string, params object, repeated map[string]*schema,
+) (object, error) {
+	params = params.setMeta(identify(params.object("_meta"), clientProfile{level: logLevels[0]}))
+	body := bytes.NewReader(encodeRequest(json.RawMessage("1"), method, params))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url, body)
+	if err != nil {
+		return nil, err
+	}
+	h := request.Header
+	h.Set("Content-Type", "application/json")
+	h.Set("Accept", "application/json, text/event-stream")
+	h.Set(protocolHeader, statelessProtocol)
+	h.Set(methodHeader, method)
+	h.Set(nameHeader, params.text("name"))
+	h.Set(claimHeader, a.getenv(claimVar)) // an empty header is none
+	for name, s := range repeated {
+		value := params.object("arguments").get(name)
+		if s.Header != "" && value != nil {
+			text, isText := unquote(value)
+			switch {
+			case !isText:
+				text = string(value)
+			case !headerToken.MatchString(text): // see decodeHeader
+				text = "=?base64?" + base64.StdEncoding.EncodeToString([]byte(text)) + "?="
+			}
+			h.Set(paramHeader+s.Header, text)
+		}
+	}
+	answer, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	// The answer is JSON on one line, or a stream of events, each with one line of data.
+	for lines := newLineReader(answer.Body, maxWorkerLine); ; {
+		line, err := lines.next()
+		data, isData := bytes.CutPrefix(line, []byte("data:"))
+		if err == nil && !isData && line[0] != '{' {
+			continue
+		}
+		message, invalid := parseMessage(data)
+		switch {
+		case err != nil || invalid != nil:
+			return nil, fmt.Errorf("%s: no answer of MCP %s", answer.Status, statelessProtocol)
+		case message.Err != nil:
+			return nil, message.Err
+		case message.Method == "" || message.ID != nil:
+			return message.Result, nil
+		}
+		a.notify(message.Method, message.Params)
+	}
 }
 
 // setupClaim returns the command that creates, lists or revokes claims, by its first
@@ -491,7 +567,11 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 			if err != nil {
 				return usageErrorf("-scope %q: %v", *scope, err)
 			}
-			return a.createClaim(ctx, dir, *label, ttl, *asJSON)
+			c, err := a.claims.Create(ctx, dir, *label, ttl)
+			if err == nil {
+				a.printClaim(c, *asJSON)
+			}
+			return err
 		case args[0] == "list" && len(args) == 1:
 			// The list may be complete even after an error: see ClaimStore.List.
 			list, err := a.claims.List(ctx)
@@ -506,14 +586,10 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 	}
 }
 
-// createClaim creates a claim for dir and prints it. It warns if the code gives access to
-// more, or to less, than the user probably expects: without -require-claim, a client that
-// drops the code sees more than one that presents it.
-func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Duration, asJSON bool) error {
-	c, err := a.claims.Create(ctx, dir, label, ttl)
-	if err != nil {
-		return err
-	}
+// printClaim prints a new claim. It warns if the code gives access to more, or to less, than the
+// user probably expects: without -require-claim, a client that drops the code sees more than one
+// that presents it.
+func (a *app) printClaim(c Claim, asJSON bool) {
 	// With the URL of a running daemon, the printed commands work as they are.
 	daemon := readDaemon(a.data)
 	a.print("claim", struct {
@@ -521,17 +597,11 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		URL string // "" if no daemon is running
 	}{c, daemon.URL}, asJSON)
 	// Only warnings: the claim is valid, and the daemon or the module may come later.
-	a.warnIfOpen(daemon)
-	if len(scanFolders([]string{dir}).sources) == 0 {
-		a.warnf("claim: no modules below %s yet", sanitize(dir))
-	}
-	return nil
-}
-
-// warnIfOpen warns that a running daemon requires no claim.
-func (a *app) warnIfOpen(daemon daemonRecord) {
 	if daemon.URL != "" && !daemon.RequireClaim {
 		a.warnf("claim: clients without a valid code see everything: restart serve with -require-claim")
+	}
+	if len(scanFolders([]string{c.ScopeDir}).sources) == 0 {
+		a.warnf("claim: no modules below %s yet", sanitize(c.ScopeDir))
 	}
 }
 
@@ -539,24 +609,19 @@ func (a *app) warnIfOpen(daemon daemonRecord) {
 // continues with the others: whoever revokes several wants all of them gone. The error counts
 // the codes and does not repeat them, because a mistyped code is nearly a valid one.
 func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
-	revoked := false
 	// Each code is revoked by a write of its own, so that an error undoes nothing.
 	for i, arg := range args {
 		var c Claim
-		code, err := parseCodeArgument(arg)
-		if err == nil {
+		err := usageErrorf("want %d characters of %s", codeLength, codeAlphabet)
+		if code, ok := parseCode(arg); ok {
 			c, err = a.claims.Revoke(ctx, code)
 		}
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("code %d of %d: %w", i+1, len(args), err))
 			continue
 		}
-		revoked = true
 		a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n",
 			c.Code.Dashed(), sanitize(c.ScopeDir))
-	}
-	if revoked {
-		a.warnIfOpen(readDaemon(a.data))
 	}
 	return failed
 }
@@ -588,9 +653,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		for _, d := range changed {
 			a.printf("Approved %s (%s)  %s\n", sanitize(d.Name), d.Kind, sanitize(d.Path))
 		}
-		if len(changed) == 0 {
-			a.printf("No new or changed modules there.\n")
-		}
+		a.printf("%d approved.\n", len(changed))
 		return nil
 	}
 }
@@ -606,12 +669,8 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		language := strings.Replace(ext, ".m", ".", 1)
 		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + language + ".txt")
 		if !ok || err != nil || checkModuleName(name) != nil {
-			hint := "want a module name of A-Z a-z 0-9 _ -, and .usher. with go, py, js, mjs, ts, mts or sh"
-			stem := strings.TrimSuffix(path, ext)
-			if err == nil && checkModuleName(filepath.Base(stem)) == nil {
-				hint = "did you mean " + stem + ".usher" + ext + "?"
-			}
-			return usageErrorf("FILE %q: %s", path, hint)
+			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, and .usher. "+
+				"with go, py, js, mjs, ts, mts or sh, such as notes.usher.py", path)
 		}
 		if err := writeFile(path, starter, os.O_EXCL, 0o644); err != nil {
 			return fmt.Errorf("writing a new file: %w", err)
@@ -631,6 +690,7 @@ type app struct {
 	output    bytes.Buffer // of the command, written to stdout at its end
 	lookupEnv func(string) (string, bool)
 	base      string // the base folder; "" if commands find it without -base
+	url       string // of the daemon that usher call connects to; "" for none
 	data      string // the data folder; see prepareData
 	claims    *ClaimStore
 }
@@ -704,11 +764,8 @@ func checkFolders(dir string) error {
 // resolveDir makes a folder's path absolute, with symlinks resolved.
 func resolveDir(dir string) (string, error) {
 	info, err := os.Stat(dir) // refuses "", which Abs would treat as the current folder
-	switch {
-	case err != nil:
+	if err != nil || !info.IsDir() {
 		return "", errors.New("no such folder")
-	case !info.IsDir():
-		return "", errors.New("want a folder, not a file")
 	}
 	return resolvePath(dir)
 }

@@ -1,8 +1,12 @@
-// Tests of usher call: its words.
+// Tests of usher call: its words, and calls of a daemon at -url.
 
 package main
 
 import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 )
@@ -15,11 +19,13 @@ const wordsSchema = `{"type":"object","properties":{"text":{"type":"string"},` +
 	`"maybe":{"anyOf":[{"type":"integer"},{"type":"null"}]},"kind":{"enum":["1",2]},` +
 	`"ref":{"$ref":"#/$defs/R"},"lost":{"$ref":"#/$defs/none"}},"$defs":{"R":{"type":"boolean"}}}`
 
-// The words of a call become what the tool's schema wants, whatever names it.
+// The words of a call become what the tool's schema wants, in a file as in a daemon.
 func TestCallReadsWords(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
+	dir, base := t.TempDir(), t.TempDir()
 	writeTools(t, dir+"/m.usher", "take "+wordsSchema)
+	d := daemonOptions{base: base}.startReady(t, dir, "-require-claim")
+	code := newCode(t, base, dir)
 	for _, tt := range []struct{ words, want string }{
 		{`text=Ada`, `{"text":"Ada"}`},
 		{`text=5`, `{"text":"5"}`},
@@ -48,11 +54,11 @@ func TestCallReadsWords(t *testing.T) {
 		{`-`, `{"text":"stdin"}`},
 	} {
 		t.Run(tt.words, func(t *testing.T) {
-			for _, where := range []string{"m take -dir " + dir, "m_take -dir " + dir} {
+			for _, where := range []string{"m take -dir " + dir, "m_take -dir " + dir, "m_take -url " + d.URL} {
 				name, flags, _ := strings.Cut(where, " -")
 				args := append([]string{"call"}, strings.Fields(name)...)
 				args = append(append(args, strings.Fields(tt.words)...), strings.Fields("-"+flags)...)
-				out, errs, status := usherIn(t, nil, `{"text":"stdin"}`, args...)
+				out, errs, status := usherIn(t, map[string]string{claimVar: code}, `{"text":"stdin"}`, args...)
 				check(t, where+": status", status, 0)
 				check(t, where+errs, out, tt.want+"\n")
 			}
@@ -63,5 +69,91 @@ func TestCallReadsWords(t *testing.T) {
 		_, errs, status := usherIn(t, nil, `{"n":1}`, args...)
 		check(t, words+": status", status, 2)
 		checkContains(t, words, errs, "ARGUMENTS: want name=value words")
+	}
+}
+
+// usher call -url sees what the code shows, and fails if the tool does.
+func TestCallOfADaemon(t *testing.T) {
+	long(t)
+	p := startProjects(t, "-require-claim", "-watch")
+	writeFake(t, p.dir+"/proj/rich.usher", "good", "mirror "+mirrorSchema, "fail=fail", "log=log", "ask=ask", "x")
+	code := newCode(t, p.Base, p.dir+"/proj")
+	newClient(t, p.URL).Modern("tools/call", `{"name":"rich_x"}`, inHeader(code)) // waits for it
+	for _, tt := range []struct {
+		what, code, args string
+		status           int
+		out, errs        string
+	}{
+		{"the list", code, "", 0, "rich_mirror(region?: string, n?: integer, on?: boolean", ""},
+		{"a call", code, "rich_x", 0, "{}", ""},
+		{"its headers", code, "rich_mirror region=Zürich n=5 on=true", 0, "Zürich", ""},
+		{"a failed tool", code, "rich_fail", 1, "", "usher: call: it did not work\n"},
+		{"a log message", code, "rich_log level=debug data=half", 0, "", "usher: half\n"},
+		{"an unknown tool", code, "rich_xx", 1, "", "no tool rich_xx there: leave it out"},
+		{"a tool out of scope", code, "b_x", 1, "", "no tool b_x there: "},
+		{"an ask", code, `rich_ask {"asks":[{"method":"elicitation/create"}]}`, 1, "", "use an MCP client"},
+		{"a wrong code", "ABCDEF", "rich_x", 1, "", "claim code is unknown"},
+		{"no code", "", "", 1, "", "a claim code is required"},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			args := append([]string{"call", "-url", p.URL}, strings.Fields(tt.args)...)
+			out, errs, status := usherIn(t, map[string]string{claimVar: tt.code}, "", args...)
+			check(t, "status", status, tt.status)
+			checkContains(t, "stdout"+errs, out, tt.out)
+			checkContains(t, "stderr", errs, tt.errs)
+			checkOmits(t, "stderr", errs, code)
+		})
+	}
+	p.hidesCodes(t, code)
+}
+
+// usher call -url reads all pages and streams, follows no redirect, and takes nothing else for an
+// answer.
+func TestCallReadsAnswers(t *testing.T) {
+	t.Parallel()
+	const result = `{"jsonrpc":"2.0","id":1,"result":`
+	const tools = result + `{"resultType":"complete","tools":[{"name":"t","inputSchema":{"type":"object"}}]}}`
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		t.Error("a redirect was followed")
+	}))
+	defer elsewhere.Close()
+	for _, tt := range []struct {
+		what, list, answer string // a Location begins with http
+		status             int
+		says               string
+	}{
+		{"pages", result + `{"tools":[],"nextCursor":"2"}}`, result + `{"content":[{"type":"text","text":"hi"}]}}`,
+			0, "hi\n"},
+		{"a stream", tools, ": \n\nevent: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\"," +
+			"\"params\":{\"message\":\"half\"}}\n\ndata: " + result + `{"content":[{"type":"text","text":"hi"}]}}` +
+			"\n\n", 0, "hi\nusher: half\n"},
+		{"a stream that breaks", tools, "data: {\"jsonrpc\"", 1, "200 OK: no answer of MCP"},
+		{"an ask", tools, result + `{"resultType":"input_required","inputRequests":{}}}`, 1, "asks its client"},
+		{"an ask on the stream", tools, "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\n\n", 1,
+			"asks its client"},
+		{"a redirect", elsewhere.URL, "", 1, "302 Found: no answer of MCP"},
+		{"a page", "<html>\n{</html>", "", 1, "200 OK: no answer of MCP"},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				answer := tt.answer
+				if r.Header.Get(methodHeader) == "tools/list" {
+					answer = tt.list
+					if strings.Contains(string(body), `"cursor":"2"`) {
+						answer = tools
+					}
+				}
+				if strings.HasPrefix(answer, "http") {
+					w.Header().Set("Location", answer)
+					w.WriteHeader(http.StatusFound)
+				}
+				fmt.Fprint(w, answer)
+			}))
+			defer server.Close()
+			out, errs, status := usher(t, "call", "-url", server.URL, "t")
+			check(t, "status", status, tt.status)
+			checkContains(t, "the output", out+errs, tt.says)
+		})
 	}
 }

@@ -118,7 +118,6 @@ func TestOutputIsGolden(t *testing.T) {
 	for _, tt := range []struct{ name, args string }{
 		{"help", "help"},
 		{"help", "help help"},
-		{"version", "-v"},
 		{"version", "version"},
 		{"list-none", "claim list"},
 		{"list-none-json", "claim list -json"},
@@ -257,9 +256,8 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	checkContains(t, "usher modules -scope", shown, "a_x")
 	checkOmits(t, "usher modules -scope", shown+hidden, "b_x")
 	check(t, "hidden modules", strings.Count(hidden, "  hidden: "), 1)
-	out, errs, _ := usher(t, "claim", "revoke", strings.ToLower(code[:3]+"-"+code[3:]), "-base", base)
+	out, _, _ := usher(t, "claim", "revoke", strings.ToLower(code[:3]+"-"+code[3:]), "-base", base)
 	checkContains(t, "usher claim revoke", out, "Revoked ")
-	checkContains(t, "the warning", errs, "clients without a valid code see everything")
 	check(t, "tools after the revoke", len(c.Tools()), 0)
 	for _, present := range []presenter{inHeader(code), inQuery(code),
 		setHeader("Authorization", "Bearer "+code)} {
@@ -301,8 +299,6 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"srve", 2, "did you mean usher serve?"},
 		{"help claims", 2, "did you mean usher claim?"},
 		{"list", 2, "did you mean usher modules?"},
-		{"tools", 2, "did you mean usher modules?"},
-		{"start", 2, "did you mean usher serve?"},
 		{"revoke ABCDEF", 2, "did you mean usher claim revoke?"},
 		{"claim revok ABCDEF", 2, "revoke CODE…"},
 		{"serve -port 3001", 2, "serve: unknown flag -port: did you mean -addr?"},
@@ -317,7 +313,7 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"call a x Ada -dir DIR", 2, "want name=value words, or one JSON object"},
 		{"call none x -dir DIR", 1, "none.usher.sh has no methods: docs/modules.md says what makes a function one"},
 		{"modules -scope ", 2, "no such folder"},
-		{"modules -scope cli.go", 2, "want a folder, not a file"},
+		{"modules -scope cli.go", 2, "no such folder"},
 		{"claim -base LOCKED", 1, "claims.lock"},
 		{"claim revoke ABCDEF hello", 2, "6 characters of 23456789"},
 		{"claim -base CORRUPT", 1, "claims.json"},
@@ -325,12 +321,11 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"call a fail -dir DIR", 1, "it did not work"},
 		{"call a fial -dir DIR", 1, "no tool a fial here: did you mean a_fail?"},
 		{"call a.fail -dir DIR", 1, "no tool a.fail here: did you mean a_fail?"},
-		{"call nnoe f -dir DIR", 1, "no tool nnoe f here: did you mean module none?"},
-		{"new DIR/foo.mjs", 2, "did you mean " + dir + "/foo.usher.mjs?"},
+		{"new DIR/foo.mjs", 2, "such as notes.usher.py"},
 		{"call a other -dir DIR", 1, "here: a.usher has a_fail, a_x"},
 		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside the scope"},
 		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
-		{"call m f -dir DIR", 1, "no tool m f here: did you mean p-m_f, q-m_f?"},
+		{"call m f -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
 		{"call file x -dir DIR", 1,
 			`file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},

@@ -291,7 +291,7 @@ func (r *request) initialize() (object, error) {
 	}
 	client := clientProfile{caps: caps, name: clientName(r.params.object("clientInfo"))}
 	r.session.profile.Store(&client)
-	r.server.log.Info("session", "client", client.name, "protocol", protocol, r.logAttrs())
+	r.server.log.Info("session", "client", client.name, r.logAttrs())
 	return r.about(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}), nil
 }
 

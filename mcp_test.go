@@ -231,7 +231,7 @@ func TestLogNamesCalls(t *testing.T) {
 	const session, remote = `session=[A-Z2-7]{8}… `, ` remote=127.0.0.1`
 	how := ` took=[0-9.]+[mµ]?s bytes=[0-9]+ client="test 1" ` + session + of + remote
 	for _, want := range []string{
-		`msg=session client="test 1" protocol=2025-11-25 ` + session + of + remote,
+		`msg=session client="test 1" ` + session + of + remote,
 		`msg=call request=tools/call method=a_pid outcome="the claim .* ended.*"` + how,
 		`msg=call request=tools/call module=a method=x outcome=done` + how,
 		`msg=call request=tools/call module=rich method=fail outcome="failed: .*"` + how,
@@ -240,8 +240,8 @@ func TestLogNamesCalls(t *testing.T) {
 		`msg=call request=prompts/get module=rich method=say outcome=done` + how,
 		`msg=call request=resources/read module=rich method=rich://one outcome=done` + how,
 		`msg=call request=completion/complete module=rich method=say outcome=done` + how,
-		`msg="an invalid claim code was presented" in_session=true scoped=true ` + session + of + remote,
-		`msg="an invalid claim code was presented" in_session=false scoped=false` + remote,
+		`msg="an invalid claim code was presented" ` + session + of + remote,
+		`msg="an invalid claim code was presented"` + remote,
 		`msg=refused path=/ request=[A-Z2-7]+` + remote + ` status=400 why="the presented .*"`,
 		`msg="claim ended" ` + of,
 	} {

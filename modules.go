@@ -785,9 +785,11 @@ func (list approvals) approves(s source, root string, served []string) bool {
 func approve(
 	ctx context.Context, dataDir string, served, dirs, paths []string,
 ) (changed []source, err error) {
-	roots, err := resolveRoots(dirs)
-	if err != nil {
-		return nil, err
+	roots := make([]string, len(dirs))
+	for i, dir := range dirs {
+		if roots[i], err = filepath.EvalSymlinks(dir); err != nil {
+			return nil, err
+		}
 	}
 	var found []source
 	scan := scanFolders(roots, served...)

@@ -31,7 +31,7 @@ type moduleReport struct {
 	Tools    []toolReport `json:"tools"`
 	Error    string       `json:"error,omitempty"` // why the module, or its newest version, is not hosted
 	Problems []string     `json:"problems,omitempty"`
-	names    string       // of the tools
+	Names    string       `json:"-"` // of the tools
 }
 
 // toolReport is a tool of a moduleReport.
@@ -41,7 +41,6 @@ type toolReport struct {
 	About   string `json:"about,omitempty"`
 	Params  string `json:"parameters,omitempty"` // their names and types
 	Webhook string `json:"webhook,omitempty"`    // its URL
-	Fails   string `json:"fails,omitempty"`      // why its deliveries fail
 	Signed  bool   `json:"signed,omitempty"`     // its sender must sign deliveries
 }
 
@@ -64,11 +63,6 @@ func newToolReport(name string, m *Method) toolReport {
 		About:  firstSentence(m.description),
 		Params: strings.Join(params, ", "),
 	}
-}
-
-// Summary returns the beginning of a list of the module's tools, for one line.
-func (m moduleReport) Summary() string {
-	return clipText(cmp.Or(m.names, "no tools"), 47)
 }
 
 // report returns all modules, as the view of scope shows them, those in scope first. The
@@ -118,7 +112,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 		l.Error = explain(m.Err)
 	}
 	l.About = m.About
-	l.names = itemNames(view.ToolsOf[m])
+	l.Names = itemNames(view.ToolsOf[m])
 	l.Problems = slices.Concat(m.Notes, m.Problems)
 	note := func(format string, args ...any) {
 		l.Problems = append(l.Problems, fmt.Sprintf(format, args...))
@@ -135,8 +129,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 		}
 		rule, err := parseSignature(t.Method.Signature, a.getenv)
 		if err != nil {
-			tool.Fails = err.Error()
-			note("%s: deliveries fail: %s", tool.Method, tool.Fails)
+			note("%s: deliveries fail: %v", tool.Method, err)
 		} else if rule.quoted {
 			note("%s: the key in %s has quotes, which count", tool.Method, rule.variable)
 		}

@@ -184,10 +184,18 @@ const webhookSecretVar = "SERVICE_WEBHOOK_SECRET"
 // would start itself again and again.
 const nestedVar = "USHER_INSIDE"
 
-// isSecretVariable reports whether an environment variable is a secret of webhooks, by its
-// name. No module gets such a variable, and only such a variable can be the key of a
-// @signature.
+// claimVar is the environment variable with the code of usher call -url.
+const claimVar = "USHER_CLAIM"
+
+// isSecretVariable reports whether an environment variable is a secret of usher, by its name. No
+// module gets such a variable.
 func isSecretVariable(name string) bool {
+	return strings.EqualFold(name, claimVar) || isKeyVariable(name)
+}
+
+// isKeyVariable reports whether an environment variable is a secret of webhooks, by its name. Only
+// such a variable can be the key of a @signature.
+func isKeyVariable(name string) bool {
 	name = strings.ToUpper(name)
 	return strings.HasSuffix(name, "_WEBHOOK_SECRET") || strings.HasSuffix(name, "_SIGNING_SECRET")
 }
@@ -383,7 +391,7 @@ func expandVariables(raw string) (out string, err error) {
 		value, set := os.LookupEnv(name)
 		switch {
 		case isSecretVariable(name):
-			err = fmt.Errorf("${%s}: webhook secrets never reach modules", name)
+			err = fmt.Errorf("${%s}: secrets of usher never reach modules", name)
 		case value == "" && fallback != "":
 			return fallback[len(":-"):]
 		case !set:

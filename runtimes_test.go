@@ -56,7 +56,7 @@ func TestConfigIsExpanded(t *testing.T) {
 			"${NOPE} is not set"},
 		{"the daemon's secret with a default",
 			`{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET:-x}"}}`,
-			"webhook secrets"},
+			"secrets of usher"},
 		{"variables as others write them",
 			`{"command":"x","args":["${env:HOME}/y","${env:NO:-d}"]}`, "x /h/y|d"},
 		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`,
@@ -177,7 +177,7 @@ func TestMissingProgramIsExplained(t *testing.T) {
 // No child process gets a webhook secret or signing key.
 func TestSecretsStayHere(t *testing.T) {
 	for _, name := range []string{"A_KEY", webhookSecretVar, "Github_Webhook_Secret",
-		"X_SIGNING_SECRET"} {
+		"X_SIGNING_SECRET", "Usher_claim", claimVar} {
 		t.Setenv(name, "1")
 	}
 	t.Setenv(nestedVar, "\n/m")

@@ -184,8 +184,7 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 			a.claim = a.principal.Claim
 		}
 		if facts.presents && facts.presented == nil && facts.unreadable == nil {
-			g.log.Warn("an invalid claim code was presented",
-				"in_session", facts.session, "scoped", facts.scoped, a.logAttrs())
+			g.log.Warn("an invalid claim code was presented", a.logAttrs())
 		}
 		if err != nil {
 			return a, cmp.Or(stale, err)

@@ -26,7 +26,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -39,11 +38,6 @@ const (
 	restTimeout   = time.Second      // for net/http to skip the rest of an unread body
 	idleTimeout   = 2 * time.Minute  // for a connection without a request
 	drainTimeout  = 5 * time.Second  // for calls in flight when the daemon stops
-
-	// The heap is a few MiB. With Go's default setting, the garbage collector would run many
-	// times per second.
-	gcPercent = 400     // heap growth between two collections, in percent
-	gcLimit   = 1 << 30 // bytes of memory, beyond which collections are more frequent
 )
 
 // declareRegistryFlags declares the flags that serve and stdio share. Without -log, the
@@ -175,10 +169,6 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s is empty or has white space around it: change or unset it",
 			webhookSecretVar)
-	case f.webhooks.timeout <= 0:
-		return usageErrorf("-webhook-timeout: want more than 0")
-	case f.registry.CallTimeout < 0 || f.registry.Idle < 0:
-		return usageErrorf("-call-timeout, -idle: want 0 or more")
 	case reachable != "" && !f.open && !f.requireClaim:
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
 			"or use -addr 127.0.0.1:%s without -allow-host and -public-url",
@@ -286,9 +276,6 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		d.registry = r
 		return d.serve(ctx, newGate(a.claims, key, flags.requireClaim, d.log))
 	})
-	if ctx.Err() != nil {
-		fmt.Fprintln(d.out) // the terminal shows ^C
-	}
 	d.log.Info("stopped", "why", cmp.Or(err, context.Cause(ctx)))
 	return err
 }
@@ -302,8 +289,8 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 		return err
 	})
 	if isShared(err) {
-		err = fmt.Errorf("another usher (%s) uses this base folder: stop it or set -base",
-			cmp.Or(readDaemon(d.app.data).URL, "still starting"))
+		err = fmt.Errorf("another usher uses this base folder (%s): stop it or set -base",
+			readDaemon(d.app.data).URL)
 	}
 	return lock, err
 }
@@ -358,9 +345,6 @@ func (d *daemon) announce(roots []string) error {
 	}
 	d.log.Info("listening", "version", version(), "address", d.listener.Addr().String(), "url", d.record.URL,
 		"webhooks", d.flags.whoSendsWebhooks())
-	if d.flags.publicURL == "" && d.flags.exposure() != "" && addr.IP.IsLoopback() {
-		d.log.Warn("the URL in printed commands is for this machine only: set -public-url for others")
-	}
 	return nil
 }
 
@@ -377,8 +361,6 @@ func (d *daemon) listen() (err error) {
 // calls in flight, and cancels them after drainTimeout. Two contexts separate the two: ctx
 // ends what could go on forever, and stopped ends the calls.
 func (d *daemon) serve(ctx context.Context, gate *Gate) error {
-	debug.SetGCPercent(gcPercent)
-	debug.SetMemoryLimit(gcLimit)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped, cancelCalls := context.WithCancelCause(context.Background())
@@ -547,7 +529,7 @@ func (d *daemon) warnOfNotes(modules []moduleReport, noted map[string]bool) map[
 	now := make(map[string]bool)
 	for _, m := range modules {
 		for _, note := range m.Problems {
-			key := m.Path + "\n" + note
+			key := m.Path + note
 			now[key] = true
 			if !noted[key] {
 				d.log.Warn("module note", "module", cmp.Or(m.Label, m.Name), "file", m.Path, "note", note)
