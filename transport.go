@@ -303,12 +303,13 @@ const duplexTimeout = 30 * time.Second
 // which the client's input ended. serve waits for requests in progress, and returns that
 // error. hangUp ends the connection.
 func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
-	var writing sync.WaitGroup
-	writing.Go(func() {
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
 		defer hangUp() // also after a panic or a failed write: nobody would read the answers
 		defer catch(d.server.log, nil)
 		d.server.serveNotices(d.from, d.out)
-	})
+	}()
 	select {
 	case err = <-input:
 	case <-d.out.ctx.Done():
@@ -322,7 +323,12 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
 	d.requests.Wait()
 	d.out.end()
-	writing.Wait()
+	if waitFor(d.out.ctx, written) != nil { // a client that does not read holds up a write to stdout
+		select {
+		case <-written:
+		case <-time.After(exitTimeout):
+		}
+	}
 	return err
 }
 

@@ -9,8 +9,11 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"os"
+	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -533,4 +536,38 @@ func TestCallSurvivesItsStream(t *testing.T) {
 	events, hangUp = c.Listen()
 	hangUp()
 	check(t, "messages of a later stream", len(remainingEvents(t, events)), 0)
+}
+
+// usher stdio ends soon after TERM although its client does not read.
+func TestStdioEndsAlthoughNobodyReads(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=big")
+	cmd := exec.Command(testBinary(t), "stdio", "-base", t.TempDir(), dir)
+	cmd.Env = append(os.Environ(), runAsUsher+"=1")
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	for _, line := range []string{
+		initializeWith(protocols[0], `{}`), initialized,
+		`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a_big","arguments":{"bytes":1000000}}}`,
+	} {
+		io.WriteString(in, line+"\n")
+	}
+	answers := bufio.NewReader(out)
+	_, err = answers.ReadString('\n') // to initialize
+	must(t, err)
+	_, err = answers.ReadByte() // of the large answer
+	must(t, err)
+	must(t, cmd.Process.Signal(syscall.SIGTERM))
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		cmd.Process.Kill()
+		t.Error("it has not ended")
+	}
 }
