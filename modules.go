@@ -950,7 +950,7 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	}
 	switch s.Kind {
 	case kindConfig:
-		l, err = s.Launch.withEnvFile()
+		l = s.Launch
 	case kindGo:
 		folder := filepath.Join(r.CacheDir, "go")
 		loaded, err := buildGoModule(p.ctx, r.groups, folder, s.Source, s.Content, o.loaded.Load())

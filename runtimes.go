@@ -85,8 +85,7 @@ type launch struct {
 	Dir  string   // working directory
 	Env  []string // NAME=value, added to the daemon's
 
-	EnvFile string // of lines NAME=value, read at each start, which Env overrides; "" for none
-	Shared  bool   // one process serves all callers
+	Shared bool // one process serves all callers
 }
 
 // launchFile returns how to start the module in a file of any kind but Go, shell and .mcp.json. It
@@ -262,7 +261,6 @@ func (s *source) readEntry(entry object, dir string) error {
 		"args":     &l.Args,
 		"env":      &env,
 		"cwd":      &l.Dir,
-		"envFile":  &l.EnvFile,
 		"shared":   &l.Shared,
 		"disabled": new(bool),
 		"enabled":  new(bool),
@@ -297,9 +295,6 @@ func (s *source) readEntry(entry object, dir string) error {
 	}
 	if !filepath.IsAbs(l.Dir) {
 		l.Dir = filepath.Join(dir, l.Dir)
-	}
-	if l.EnvFile != "" && !filepath.IsAbs(l.EnvFile) {
-		l.EnvFile = filepath.Join(dir, l.EnvFile)
 	}
 	if l.Path == "" {
 		return errors.New(`no "command": for a server at a "url", ` +
@@ -338,31 +333,6 @@ func (l launch) resolve() (launch, error) {
 		hint = ` ("command" is only the program: the rest belongs in "args")`
 	}
 	return l, fmt.Errorf("%s does not exist, or can't be executed%s", l.Path, hint)
-}
-
-// withEnvFile returns l with the variables in its EnvFile. As clients may see the errors, they
-// contain neither a path nor a line of the file.
-func (l launch) withEnvFile() (launch, error) {
-	if l.EnvFile == "" {
-		return l, nil
-	}
-	text, err := readRegular(l.EnvFile)
-	if err != nil {
-		return l, fmt.Errorf("envFile %q: %s", filepath.Base(l.EnvFile), errText(err))
-	}
-	var env []string
-	for i, line := range strings.Split(string(text), "\n") {
-		line = strings.TrimSpace(line)
-		if line == "" || line[0] == '#' {
-			continue
-		}
-		if strings.Index(line, "=") < 1 {
-			return l, fmt.Errorf("envFile %q, line %d: want NAME=value", filepath.Base(l.EnvFile), i+1)
-		}
-		env = append(env, line)
-	}
-	l.Env = append(env, l.Env...)
-	return l, nil
 }
 
 // startError explains a system error from starting a program that exists.

@@ -315,30 +315,17 @@ func TestPartsAreInSearchedFolders(t *testing.T) {
 	}
 }
 
-// Each start of a server reads its envFile. The entry's env overrides it, and secrets of webhooks
-// are left out.
-func TestEnvFileIsReadAtEachStart(t *testing.T) {
+// A server gets its entry's env, without secrets of webhooks.
+func TestEntryEnvironment(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	file := dir + "/own.env"
 	write(t, dir+"/.mcp.json", fmt.Sprintf(`{"mcpServers":{"m":{"command":%q,"cwd":"/",`+
-		`"envFile":"own.env","env":{%q:"good tools=env","B":"entry","B_SIGNING_SECRET":"s"}}}}`,
+		`"env":{%q:"good tools=env","B":"entry","A_WEBHOOK_SECRET":"s","B_SIGNING_SECRET":"s"}}}}`,
 		testBinary(t), runAsFake))
-	write(t, file, "# none\r\n\r\n A=\"1\"=2 \nB=file\nA_WEBHOOK_SECRET=s\n")
-	d := startDaemon(t, dir)
-	value := func(name string) string { // in a process of its own
-		return connect(t, d.URL).Call("m_env", `{"name":"`+name+`"}`).Text()
-	}
+	c := connect(t, startDaemon(t, dir).URL)
 	for name, want := range map[string]string{
-		"A": `true "1"=2`, "B": "true entry", "A_WEBHOOK_SECRET": "false ", "B_SIGNING_SECRET": "false ",
+		"B": "true entry", "A_WEBHOOK_SECRET": "false ", "B_SIGNING_SECRET": "false ",
 	} {
-		check(t, name, value(name), want)
+		check(t, name, c.Call("m_env", `{"name":"`+name+`"}`).Text(), want)
 	}
-	write(t, file, "A=3")
-	check(t, "another value", value("A"), "true 3")
-	write(t, file, "\nA")
-	const fails = `module "m" can't start: envFile "own.env"`
-	check(t, "a bad line", value("A"), fails+", line 2: want NAME=value")
-	must(t, os.Remove(file))
-	check(t, "no file", value("A"), fails+": no such file or directory")
 }
