@@ -184,8 +184,7 @@ func explainFlag(fs *flag.FlagSet, err error) error {
 	}
 	var known []string
 	fs.VisitAll(func(f *flag.Flag) { known = append(known, f.Name) })
-	hint := cmp.Or(didYouMean("-", unknown, known), "see usher help")
-	return usageErrorf("unknown flag -%s: %s", unknown, hint)
+	return usageErrorf("unknown flag -%s: %s", unknown, cmp.Or(didYouMean("-", unknown, known), "see usher help"))
 }
 
 // synonyms maps commands and flags of other programs to those of usher.
@@ -462,7 +461,7 @@ func (a *app) printResult(result object, err error) error {
 // callRemote calls a tool of the daemon at a.url or, if name is "", lists the tools there.
 func (a *app) callRemote(ctx context.Context, name string, arguments func(*schema) object) error {
 	var list []toolReport
-	var called *Method
+	s := &schema{} // of a tool that is not listed yet, the daemon knows more
 	for page := (object{}); page != nil; {
 		result, err := a.ask(ctx, "tools/list", page, nil)
 		if err != nil {
@@ -472,7 +471,7 @@ func (a *app) callRemote(ctx context.Context, name string, arguments func(*schem
 			tool := parseMethod(raw, kindConfig)
 			list = append(list, newToolReport(tool.Name, tool))
 			if tool.Name == name {
-				called = tool
+				s = tool.schema()
 			}
 		}
 		page = nil
@@ -484,10 +483,6 @@ func (a *app) callRemote(ctx context.Context, name string, arguments func(*schem
 		a.print("tools", list, false)
 		return nil
 	}
-	if called == nil {
-		return fmt.Errorf("no tool %s there: leave it out for a list", name)
-	}
-	s := called.schema()
 	return a.printResult(a.ask(ctx, "tools/call", progressCall(name, arguments(s)), s.Properties))
 }
 
@@ -568,8 +563,13 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 				return usageErrorf("-scope %q: %v", *scope, err)
 			}
 			c, err := a.claims.Create(ctx, dir, *label, ttl)
-			if err == nil {
-				a.printClaim(c, *asJSON)
+			if err != nil {
+				return err
+			}
+			a.printClaim(c, *asJSON)
+			if _, err = a.output.WriteTo(a.stdout); err != nil { // nobody knows the code
+				_, _ = a.claims.Revoke(ctx, c.Code)
+				err = fmt.Errorf("writing the output: %w", err)
 			}
 			return err
 		case args[0] == "list" && len(args) == 1:

@@ -409,6 +409,7 @@ func TestFailedOutputIsAFailure(t *testing.T) {
 		check(t, command+": status", code, 1)
 		checkContains(t, command, errs.String(), "writing the output: ")
 	}
+	wantUsher(t, 0, "No active claims", "claim", "list", "-base", base) // nobody knows their codes
 }
 
 // A reader of its output that goes away does not end usher, which ends in order later.
