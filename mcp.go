@@ -143,7 +143,6 @@ func (s *Server) newRequest(from admission, out *outbox, msg *Message, params ob
 	}
 	if !r.caller.Sessionless {
 		r.caller.Ask = r.ask
-		r.caller.HasStream = r.session.hasStream
 	}
 	return r
 }

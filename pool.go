@@ -32,7 +32,6 @@ const (
 	sweepTime   = time.Second            // between two sweeps
 	sessionIdle = 10 * time.Minute       // how long a process of one Member is kept without a call
 	roomIdle    = time.Minute            // without a call, after which a process may make room for another
-	year        = 365 * 24 * time.Hour   // longer than any process is idle
 	slowCall    = 10 * time.Second       // after which the log says that a call is running
 	crashMemory = time.Minute            // how long a crash counts
 	crashPause  = 5 * time.Second        // between a crash, from the second on, and a new start
@@ -75,7 +74,6 @@ type pool struct {
 	procs   []*Worker                     // that have not ended, in the order of their first calls
 	calls   map[*call]bool                // under way, or waiting to be made
 	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start
-	lost    map[context.Context]bool      // Members of sessions whose process has made room for another
 }
 
 // newPool returns a pool without processes, which accepts calls until ctx ends.
@@ -84,7 +82,6 @@ func newPool(ctx context.Context, config poolConfig) *pool {
 		poolConfig: config,
 		calls:      make(map[*call]bool),
 		crashed:    make(map[context.Context]time.Time),
-		lost:       make(map[context.Context]bool),
 	}
 	p.ctx, p.cancel = context.WithCancel(ctx)
 	context.AfterFunc(p.ctx, p.retire) // also if the module is removed, or usher ends
@@ -244,10 +241,6 @@ func (p *pool) enter(c *call) error {
 	c.worker = p.find(member)
 	switch {
 	case p.shell != nil || c.worker != nil:
-	case p.lost[member]:
-		delete(p.lost, member)
-		return rpcErrorf(codeInternal, "module %q has lost this session's state: "+
-			"its process ended to make room for another: call again", p.Name)
 	case pause > 0:
 		return fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, pause.Seconds())
 	default:
@@ -333,9 +326,8 @@ func roomsOf(key *Principal) int64 {
 	return maxProcsOf
 }
 
-// makeRoom ends an idle process if w waits for room, unless another one makes room already. It
-// prefers processes of w's principal, then those whose session has no open stream, then those that
-// have been idle longest. The caller holds p.mu.
+// makeRoom ends the process that has been idle longest if w waits for room, unless another one makes
+// room already. The caller holds p.mu.
 func (p *pool) makeRoom(w *Worker, now time.Time) {
 	if w.room == nil || w.state != workerWaiting {
 		return
@@ -343,7 +335,6 @@ func (p *pool) makeRoom(w *Worker, now time.Time) {
 	// If the principal has as many as it may have, the end of another's process would not help.
 	onlyOwn := p.rooms.count(w.room.key) >= roomsOf(w.room.key)
 	var chosen *Worker
-	var most time.Duration
 	for _, o := range p.procs {
 		if o.room == nil || o.state == workerWaiting || onlyOwn && o.room.key != w.room.key {
 			continue
@@ -351,29 +342,14 @@ func (p *pool) makeRoom(w *Worker, now time.Time) {
 		if o.state >= workerDraining {
 			return
 		}
-		idle := now.Sub(o.lastUse)
-		if idle < roomIdle {
-			continue
-		}
-		if listens := o.owner.HasStream; listens == nil || !listens() {
-			idle += year
-		}
-		if o.room.key == w.room.key {
-			idle += 2 * year
-		}
-		if idle > most {
+		if chosen == nil || o.lastUse.Before(chosen.lastUse) {
 			chosen = o
-			most = idle
 		}
 	}
-	if chosen == nil {
-		return
+	if chosen != nil && now.Sub(chosen.lastUse) >= roomIdle {
+		p.log.Warn("a process of a session ends to make room for another")
+		chosen.advance(workerDraining)
 	}
-	p.log.Warn("a process of a session ends to make room for another")
-	if chosen.hasSession() {
-		p.lost[chosen.owner.Member] = true
-	}
-	chosen.advance(workerDraining)
 }
 
 // retire refuses new calls, and ends the processes after the calls under way. A new call waits for
@@ -437,7 +413,6 @@ func (p *pool) sweep(now time.Time) (gone bool) {
 	maps.DeleteFunc(p.crashed, func(_ context.Context, next time.Time) bool {
 		return now.Sub(next) > crashMemory
 	})
-	maps.DeleteFunc(p.lost, func(member context.Context, _ bool) bool { return member.Err() != nil })
 	return p.ctx.Err() != nil && len(p.procs)+len(p.calls) == 0
 }
 

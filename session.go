@@ -193,9 +193,6 @@ func (s *Session) primary() *outbox {
 	return s.streams[len(s.streams)-1]
 }
 
-// hasStream reports whether the session has a notification stream.
-func (s *Session) hasStream() bool { return s.primary() != nil }
-
 // send sends a message on the session's stream. It reports whether the message may
 // arrive.
 func (s *Session) send(msg []byte) bool {
@@ -334,7 +331,7 @@ func (t *sessionTable) forgetLocked(s *Session) {
 
 // busy reports whether the session can't be forgotten: it has a stream or a request.
 func (s *Session) busy() bool {
-	busy := s.hasStream()
+	busy := s.primary() != nil
 	s.calls.Range(func(any, any) bool {
 		busy = true
 		return false

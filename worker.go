@@ -23,7 +23,6 @@ import (
 	"io"
 	"log/slog"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -146,7 +145,6 @@ type Worker struct {
 	asks       map[string]*clientRequest // open requests to clients, by id
 	input      []input                   // messages that usher has not begun to write
 	stderr     tail                      // and lines of stdout that are not JSON-RPC, before it was ready
-	errorLine  string                    // the last line of stderr that names an error; "" for a shim
 
 	lists   *manifest     // as last read after an announcement; nil if there was none
 	due     chan struct{} // closed when lists have been read that have changed; nil if none has
@@ -305,8 +303,8 @@ func (w *Worker) finish(exit string) {
 		case w.started:
 			w.failure = w.fault(fmt.Sprintf("crashed (%s); the next call starts it again", exit))
 		default:
-			w.failure = processFault(w.pool.Name, fmt.Sprintf("exited at startup (%s)", exit),
-				cmp.Or(w.errorLine, w.stderr.String()))
+			reason := fmt.Sprintf("exited at startup (%s)", exit)
+			w.failure = processFault(w.pool.Name, reason, w.stderr.String())
 		}
 		w.advance(workerEnded)
 	})
@@ -355,21 +353,14 @@ func (w *Worker) takeInput() (line []byte) {
 	return line
 }
 
-// namedError matches a line that names an error, after which some languages print a long stack.
-var namedError = regexp.MustCompile(`^([\w.]*(Error|Exception)\b.*|panic): .*[^[{]$`)
-
 // remember logs a line of stderr. During the start, it also keeps the line, because the line may explain
 // why the process does not start: then the error contains it.
 func (w *Worker) remember(line string) {
 	w.log.Info("module output", "line", line)
 	w.update(func() {
-		if w.started {
-			return
+		if !w.started {
+			w.stderr.add(line)
 		}
-		if !w.confirms() && namedError.MatchString(line) {
-			w.errorLine = line
-		}
-		w.stderr.add(line)
 	})
 }
 
@@ -896,7 +887,6 @@ type Caller struct {
 	Running context.Context
 	// Sessionless says that the caller is an MCP client without a session.
 	Sessionless bool
-	HasStream   func() bool // the caller's session has a notification stream; nil if there is no session
 	Client      clientProfile
 
 	// Notify passes a notification on to the caller. The goroutine that reads the

@@ -43,29 +43,16 @@ func TestFaultyModuleIsReported(t *testing.T) {
 		"not executable: chmod +x plain.usher", `module name "b@d"`)
 }
 
-// If a server can't start, the line that names the error is shown, whatever stack follows.
+// If a server can't start, the last lines of its stderr are shown, or the reason why it was not run.
 func TestStartErrorIsNamed(t *testing.T) {
 	t.Parallel()
 	need(t, "sh")
 	dir := t.TempDir()
-	const stack = "    at one\\\\n    at two\\\\n    at three\\\\n    at four\\\\n    at five {\\\\n" +
-		"  code: 1,\\\\n  list: []\\\\n}\\\\n\\\\nNode.js v22\\\\n"
-	var entries []string
-	for _, line := range []string{
-		"Error: Cannot find module", "pkg.OddError [X]: oh no", "panic: no key", "ZodError: [",
-	} {
-		entries = append(entries, fmt.Sprintf(
-			`"m%d":{"command":"sh","args":["-c","printf 'a: b\\n%s\\n%s' >&2; exit 1"]}`,
-			len(entries), line, stack))
-	}
-	entries = append(entries, `"home":{"command":"~/bin/foo"}`)
-	write(t, dir+"/.mcp.json", `{"mcpServers":{`+strings.Join(entries, ",")+`}}`)
-	out := modulesOf(t, dir)
-	const exited = "exited at startup (exit status 1): "
-	checkContains(t, "usher modules", out, exited+"Error: Cannot find module\n",
-		exited+"pkg.OddError [X]: oh no\n", exited+"panic: no key\n",
-		"Node.js v22", `"command": ~ is not expanded: write ${HOME}`)
-	check(t, "stacks", strings.Count(out, "at five"), 1) // nothing names the error
+	write(t, dir+"/.mcp.json", `{"mcpServers":{"home":{"command":"~/bin/foo"},`+
+		`"m":{"command":"sh","args":["-c","printf 'a: b\\nError: no key\\n' >&2; exit 1"]}}}`)
+	checkContains(t, "usher modules", modulesOf(t, dir),
+		"exited at startup (exit status 1): a: b\n", "Error: no key\n",
+		`"command": ~ is not expanded: write ${HOME}`)
 }
 
 // testWorker returns a worker without a process, in a pool without a registry, which is swept until the
