@@ -54,11 +54,17 @@ func TestCallReadsWords(t *testing.T) {
 		{`-`, `{"text":"stdin"}`},
 	} {
 		t.Run(tt.words, func(t *testing.T) {
-			for _, where := range []string{"m take -dir " + dir, "m_take -dir " + dir, "m_take -url " + d.URL} {
+			for _, where := range []string{
+				"m take -dir " + dir,
+				"m_take -dir " + dir,
+				"m_take -url " + d.URL,
+			} {
 				name, flags, _ := strings.Cut(where, " -")
 				args := append([]string{"call"}, strings.Fields(name)...)
-				args = append(append(args, strings.Fields(tt.words)...), strings.Fields("-"+flags)...)
-				out, errs, status := usherIn(t, map[string]string{claimVar: code}, `{"text":"stdin"}`, args...)
+				args = append(args, strings.Fields(tt.words)...)
+				args = append(args, strings.Fields("-"+flags)...)
+				env := map[string]string{claimVar: code}
+				out, errs, status := usherIn(t, env, `{"text":"stdin"}`, args...)
 				check(t, where+": status", status, 0)
 				check(t, where+errs, out, tt.want+"\n")
 			}
@@ -76,9 +82,11 @@ func TestCallReadsWords(t *testing.T) {
 func TestCallOfADaemon(t *testing.T) {
 	long(t)
 	p := startProjects(t, "-require-claim", "-watch")
-	writeFake(t, p.dir+"/proj/rich.usher", "good", "mirror "+mirrorSchema, "fail=fail", "log=log", "ask=ask", "x")
+	writeFake(t, p.dir+"/proj/rich.usher", "good",
+		"mirror "+mirrorSchema, "fail=fail", "log=log", "ask=ask", "x")
 	code := newCode(t, p.Base, p.dir+"/proj")
-	newClient(t, p.URL).Modern("tools/call", `{"name":"rich_x"}`, inHeader(code)) // waits for it
+	// This call waits for the new module.
+	newClient(t, p.URL).Modern("tools/call", `{"name":"rich_x"}`, inHeader(code))
 	for _, tt := range []struct {
 		what, code, args string
 		status           int
@@ -91,13 +99,15 @@ func TestCallOfADaemon(t *testing.T) {
 		{"a log message", code, "rich_log level=debug data=half", 0, "", "usher: half\n"},
 		{"an unknown tool", code, "rich_xx", 1, "", `unknown tool "rich_xx"`},
 		{"a tool out of scope", code, "b_x", 1, "", `unknown tool "b_x"`},
-		{"an ask", code, `rich_ask {"asks":[{"method":"elicitation/create"}]}`, 1, "", "use an MCP client"},
+		{"an ask", code, `rich_ask {"asks":[{"method":"elicitation/create"}]}`, 1, "",
+			"use an MCP client"},
 		{"a wrong code", "ABCDEF", "rich_x", 1, "", "claim code is unknown"},
 		{"no code", "", "", 1, "", "a claim code is required"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			args := append([]string{"call", "-url", p.URL}, strings.Fields(tt.args)...)
-			out, errs, status := usherIn(t, map[string]string{claimVar: tt.code}, "", args...)
+			env := map[string]string{claimVar: tt.code}
+			out, errs, status := usherIn(t, env, "", args...)
 			check(t, "status", status, tt.status)
 			checkContains(t, "stdout"+errs, out, tt.out)
 			checkContains(t, "stderr", errs, tt.errs)
@@ -112,30 +122,31 @@ func TestCallOfADaemon(t *testing.T) {
 func TestCallReadsAnswers(t *testing.T) {
 	t.Parallel()
 	const result = `{"jsonrpc":"2.0","id":1,"result":`
-	const tools = result + `{"resultType":"complete","tools":[{"name":"t","inputSchema":{"type":"object"}}]}}`
-	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		t.Error("a redirect was followed")
-	}))
+	const tools = result +
+		`{"resultType":"complete","tools":[{"name":"t","inputSchema":{"type":"object"}}]}}`
+	const hi = result + `{"content":[{"type":"text","text":"hi"}]}}`
+	follow := func(http.ResponseWriter, *http.Request) { t.Error("a redirect was followed") }
+	elsewhere := httptest.NewServer(http.HandlerFunc(follow))
 	defer elsewhere.Close()
 	for _, tt := range []struct {
 		what, list, answer string // a Location begins with http
 		status             int
 		says               string
 	}{
-		{"pages", result + `{"tools":[],"nextCursor":"2"}}`, result + `{"content":[{"type":"text","text":"hi"}]}}`,
-			0, "hi\n"},
-		{"a stream", tools, ": \n\nevent: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\"," +
-			"\"params\":{\"message\":\"half\"}}\n\ndata: " + result + `{"content":[{"type":"text","text":"hi"}]}}` +
-			"\n\n", 0, "hi\nusher: half\n"},
+		{"pages", result + `{"tools":[],"nextCursor":"2"}}`, hi, 0, "hi\n"},
+		{"a stream", tools, ": \n\nevent: message\ndata: {\"jsonrpc\":\"2.0\"," +
+			"\"method\":\"notifications/progress\",\"params\":{\"message\":\"half\"}}\n\n" +
+			"data: " + hi + "\n\n", 0, "hi\nusher: half\n"},
 		{"a stream that breaks", tools, "data: {\"jsonrpc\"", 1, "200 OK: no answer of MCP"},
-		{"an ask", tools, result + `{"resultType":"input_required","inputRequests":{}}}`, 1, "asks its client"},
-		{"an ask on the stream", tools, "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\n\n", 1,
+		{"an ask", tools, result + `{"resultType":"input_required","inputRequests":{}}}`, 1,
 			"asks its client"},
+		{"an ask on the stream", tools,
+			"data: {\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\n\n", 1, "asks its client"},
 		{"a redirect", elsewhere.URL, "", 1, "302 Found: no answer of MCP"},
 		{"a page", "<html>\n{</html>", "", 1, "200 OK: no answer of MCP"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			serve := func(w http.ResponseWriter, r *http.Request) {
 				body, _ := io.ReadAll(r.Body)
 				answer := tt.answer
 				if r.Header.Get(methodHeader) == "tools/list" {
@@ -149,7 +160,8 @@ func TestCallReadsAnswers(t *testing.T) {
 					w.WriteHeader(http.StatusFound)
 				}
 				fmt.Fprint(w, answer)
-			}))
+			}
+			server := httptest.NewServer(http.HandlerFunc(serve))
 			defer server.Close()
 			out, errs, status := usher(t, "call", "-url", server.URL, "t")
 			check(t, "status", status, tt.status)
