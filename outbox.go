@@ -42,17 +42,25 @@ type outEvent struct {
 // send queues a message, which counts, and reports whether it may arrive. It never waits for the
 // client: a client that reads too slowly, or for whose message there is no room, is disconnected.
 func (o *outbox) send(msg []byte) bool {
+	return o.sendEvent(outEvent{"message", msg, int64(len(msg))})
+}
+
+// sendOwn queues an event that counts for nobody: an error, or one of usher's own notifications.
+// It reports whether the event may arrive.
+func (o *outbox) sendOwn(name string, msg []byte) bool { return o.sendEvent(outEvent{name, msg, 0}) }
+
+// sendEvent is send for an event.
+func (o *outbox) sendEvent(e outEvent) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.startLocked() {
 		return false
 	}
-	n := int64(len(msg))
-	if o.held.grow(n) != nil {
+	if o.held.grow(e.held) != nil {
 		o.disconnectLocked()
 		return false
 	}
-	return o.queueLocked(outEvent{"message", msg, n})
+	return o.queueLocked(e)
 }
 
 // open makes the outbox a stream, which begins with a comment, and reports whether it is one.
@@ -60,14 +68,6 @@ func (o *outbox) open() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.startLocked()
-}
-
-// sendOwn queues an event that counts for nobody: an error, or one of usher's own notifications.
-// It reports whether the event may arrive.
-func (o *outbox) sendOwn(name string, msg []byte) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.startLocked() && o.queueLocked(outEvent{name, msg, 0})
 }
 
 // answer queues the answer to a request, which counts, or, if there is no room for it, short. The
