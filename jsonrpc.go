@@ -19,7 +19,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"unicode/utf8"
 )
 
@@ -96,10 +95,8 @@ func parseMessage(raw []byte) (*Message, error) {
 	switch {
 	case o == nil:
 		problem = "a message must be a JSON object: batches are not supported"
-	case len(id) > maxID:
-		problem = "id is longer than " + formatSize(maxID)
 	case id != nil && m.ID == nil && m.Err == nil:
-		problem = "id must be a string or an integer"
+		problem = "id must be a string or an integer of at most " + formatSize(maxID)
 	case o.text("jsonrpc") != "2.0":
 		problem = `jsonrpc must be "2.0"`
 	case m.Params == nil && !isNone(params):
@@ -207,7 +204,7 @@ func encodeError(id json.RawMessage, err error) []byte {
 // oneLine returns raw on one line, because a pretty-printed body would break framing. JSON
 // strings contain no line breaks, so only white space is removed.
 func oneLine(raw json.RawMessage) json.RawMessage {
-	if bytes.IndexByte(raw, '\n') < 0 && bytes.IndexByte(raw, '\r') < 0 {
+	if !bytes.ContainsAny(raw, "\r\n") {
 		return raw
 	}
 	var b bytes.Buffer
@@ -226,18 +223,7 @@ func marshal(v any) json.RawMessage {
 }
 
 // quote returns s as a JSON string.
-func quote(s string) json.RawMessage { return appendQuoted(nil, s) }
-
-// appendQuoted appends s to b as a JSON string.
-func appendQuoted(b []byte, s string) []byte {
-	isSpecial := func(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
-	if strings.ContainsFunc(s, isSpecial) { // few strings need escapes
-		return append(b, marshal(s)...)
-	}
-	b = append(b, '"')
-	b = append(b, s...)
-	return append(b, '"')
-}
+func quote(s string) json.RawMessage { return marshal(s) }
 
 // unquote decodes a JSON string, and reports whether raw is one.
 func unquote(raw json.RawMessage) (string, bool) {
@@ -288,7 +274,8 @@ func (o object) encode() json.RawMessage {
 		if f.value == nil {
 			continue
 		}
-		b = append(appendQuoted(b, f.key), ':')
+		b = append(b, quote(f.key)...)
+		b = append(b, ':')
 		b = append(b, f.value...)
 		b = append(b, ',')
 	}
