@@ -46,11 +46,10 @@ var carriers = map[string]struct {
 		b.begin(b.open(protocols[0]).Asking("tools/call", strings.Replace(waitFor600, "600", "0", 1)))
 	}},
 	"an answer as a stream": {2, everyone, func(_ *testing.T, b *bubble) {
-		req := b.open(protocols[0]).Asking("tools/call", strings.Replace(waitFor600, "600", "1", 1))
-		req.Header.Set("Accept", "text/event-stream, application/json")
+		req := b.open(protocols[0]).Asking("tools/call", strings.Replace(waitFor600, "600", "20", 1))
 		b.unread = true
 		b.begin(req)
-		pass(time.Second)
+		pass(20 * time.Second)
 	}},
 	"a message on a stream": {1, everyone, func(_ *testing.T, b *bubble) {
 		c := b.open(protocols[0])

@@ -47,22 +47,10 @@ func writeMCPError(x *reservation, id json.RawMessage, e *fault) {
 // streamTypes are the types in an Accept header that allow a stream.
 var streamTypes = []string{"*/*", "text/*", "text/event-stream"}
 
-// accepts reports whether the Accept header lists one of types. It ignores quality values (q=).
+// accepts reports whether the Accept header contains one of types. It ignores quality values (q=).
 func accepts(h http.Header, types ...string) bool {
-	for part := range strings.SplitSeq(strings.Join(h.Values("Accept"), ","), ",") {
-		kind, _, _ := strings.Cut(part, ";")
-		if slices.Contains(types, strings.ToLower(strings.TrimSpace(kind))) {
-			return true
-		}
-	}
-	return false
-}
-
-// prefersStream reports whether the Accept header lists streams before JSON.
-func prefersStream(h http.Header) bool {
 	accept := strings.ToLower(strings.Join(h.Values("Accept"), ","))
-	before, _, lists := strings.Cut(accept, "text/event-stream")
-	return lists && !strings.Contains(before, "application/json")
+	return slices.ContainsFunc(types, func(kind string) bool { return strings.Contains(accept, kind) })
 }
 
 // servePOST receives one message. It answers a request, and accepts any other message.
@@ -161,8 +149,7 @@ var errNoID error = httpErrorf(http.StatusBadRequest,
 	"no %s: send initialize first, then the id from its answer", sessionHeader)
 
 // answerPOST runs the request of a POST, and writes the answer to x or, if that is a stream, to its
-// outbox. The outbox becomes a stream at once if the client prefers that, unless the answer needs an
-// HTTP status.
+// outbox.
 func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params object) {
 	header := x.req.Header
 	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
@@ -190,9 +177,6 @@ func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params
 	status := http.StatusOK
 	if err != nil && r.session.era == stateless {
 		status = rpcStatus(asRPCError(err).Code)
-	}
-	if prefersStream(header) && status == http.StatusOK {
-		out.open()
 	}
 	// Whether the outbox is a stream is decided only here, together with its last message: until now,
 	// a notification or the timer of answer may have made it one.
