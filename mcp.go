@@ -4,8 +4,8 @@
 // A module may ask for something during a call, such as the user's input. The request must reach
 // the client that made the call: worker.go decides which client that is. usher sends the request
 // to a client with a session, and the client answers it. It can send nothing to a client without a
-// session: usher suspends the call and answers the client's request with the module's questions.
-// The client's next request contains the answers and continues the call (MCP 2026-07-28,
+// session: usher suspends the call and answers the client's request with the module's question.
+// The client's next request contains the answer and continues the call (MCP 2026-07-28,
 // basic/patterns/mrtr).
 //
 // Three goroutines may meet in a request: the one that answers it, the one that reads the output
@@ -54,8 +54,8 @@ func newServer(c serverConfig) *Server {
 	return &Server{
 		serverConfig: c,
 		suspended: suspendedCalls{
-			asking: counter[*Principal]{perKey: maxSuspended},
-			calls:  make(map[string]*suspendedCall),
+			asking:    counter[*Principal]{perKey: maxSuspended},
+			questions: make(map[string]*question),
 		},
 		requests: counter[*Principal]{perKey: maxInFlight},
 		streams:  counter[*Principal]{perKey: maxStreamsOf},
@@ -615,35 +615,35 @@ var errStaleState = rpcErrorf(codeInvalidParams, "requestState is no longer vali
 // their clients to return. Safe for concurrent use.
 type suspendedCalls struct {
 	running sync.WaitGroup      // all calls, suspended or not
-	asking  counter[*Principal] // calls in which the module asked something
+	asking  counter[*Principal] // questions that are not answered
 
-	mu    sync.Mutex
-	calls map[string]*suspendedCall // by the requestState that continues them; each state is used once
+	mu        sync.Mutex
+	questions map[string]*question // by the requestState that continues their calls, once
 }
+
+// question is a question of a module that is not answered.
+type question struct {
+	call   *suspendedCall
+	result object      // of the client's request that gets the question
+	answer chan object // 1-buffered
+}
+
+// questionKey is the key of a result's one question.
+const questionKey = "ask"
 
 // suspendedCall is one call of a client without a session, over all its requests.
 type suspendedCall struct {
 	all     *suspendedCalls
-	request request       // a copy of the client's first request; its caller asks through the call
-	held    *reservation  // of the arguments and of the client's answers
-	asked   chan struct{} // 1-buffered: the module asked something
-	done    chan struct{} // closed when result and err are set
+	request request        // a copy of the client's first request; its caller asks through the call
+	held    *reservation   // of the arguments and of the client's answers
+	asked   chan *question // from ask to next
+	done    chan struct{}  // closed when result and err are set
 	result  object
 	err     error
 
 	// Guarded by all.mu.
-	current   *request        // the request in progress; nil while the call is suspended
-	token     json.RawMessage // its progress token; nil for none
-	asks      int             // number of questions so far; all.asking counts the call from the first on
-	lacked    clientCaps      // what the module asked for and the client lacks
-	state     string          // under which the call is suspended; "" if it never was
-	questions []*inputRequest
-}
-
-// inputRequest is a question of a module that has not been answered.
-type inputRequest struct {
-	member             // of inputRequests
-	answer chan object // 1-buffered
+	report func(method string, params object) // notifies the request in progress; nil while there is none
+	lacked clientCaps                         // what the module asked for and the client lacks
 }
 
 // call answers one request of a client. It starts a call, or continues the call whose
@@ -651,9 +651,9 @@ type inputRequest struct {
 // something.
 func (k *suspendedCalls) call(r *request) (object, error) {
 	if strings.HasPrefix(r.params.text("requestState"), statePrefix) {
-		c, err := k.resume(r)
-		if err != nil {
-			return nil, err
+		c, again, err := k.resume(r)
+		if c == nil {
+			return again, err
 		}
 		return c.next(r.ctx)
 	}
@@ -661,9 +661,8 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 		all:     k,
 		request: *r,
 		held:    r.server.memory.reserve(r.principal), // the call may outlive the message
-		current: r,
-		token:   r.progressToken(),
-		asked:   make(chan struct{}, 1),
+		report:  r.reporter(),
+		asked:   make(chan *question),
 		done:    make(chan struct{}),
 	}
 	if err := c.held.grow(int64(r.params.size())); err != nil {
@@ -671,7 +670,7 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 	}
 	c.request.caller.Notify = c.notify
 	c.request.caller.Ask = c.ask
-	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see notify
+	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see reporter
 	c.request.ctx, c.request.cancel = context.WithCancelCause(r.server.stopped)
 	k.running.Go(c.run)
 	return c.next(r.ctx)
@@ -695,165 +694,128 @@ func (c *suspendedCall) run() {
 		c.result = nil
 		c.err = c.lacked.errMissing(codeMissingCapability)
 	}
-	if c.asks > 0 {
-		c.all.asking.release(c.request.principal, 1)
-	}
-	delete(c.all.calls, c.state)
-	c.questions = nil // so that suspend does not suspend the call
 }
 
-// notify passes a notification to the request in progress, if there is one. Progress is
-// reported under that request's own token, and only if it has one.
-func (c *suspendedCall) notify(method string, params object) {
-	// A copy of both, because the client may continue the call, or hang up, at any time. The lock is not
-	// held while the message is sent.
-	c.all.mu.Lock()
-	current, token := c.current, c.token
-	c.all.mu.Unlock()
-	if current == nil {
-		return
-	}
-	if method == "notifications/progress" {
-		if isNull(token) {
-			return
+// reporter returns a function that notifies r. Progress is reported under the request's own
+// token, and only if it has one. The function keeps no params.
+func (r *request) reporter() func(method string, params object) {
+	notify := r.caller.Notify
+	token := slices.Clone(r.progressToken()) // else it would keep the whole body
+	return func(method string, params object) {
+		if method == "notifications/progress" {
+			if isNull(token) {
+				return
+			}
+			params = params.set("progressToken", token)
 		}
-		params = params.set("progressToken", token)
+		notify(method, params)
 	}
-	current.caller.Notify(method, params)
 }
 
-// ask asks the client a question of the module, and waits for the answer.
+// notify passes a notification to the request in progress, if there is one.
+func (c *suspendedCall) notify(method string, params object) {
+	// The client may continue the call, or hang up, at any time. The lock is not held while the
+	// message is sent.
+	c.all.mu.Lock()
+	report := c.report
+	c.all.mu.Unlock()
+	if report != nil {
+		report(method, params)
+	}
+}
+
+// ask asks the client a question of the module, and waits for the answer. While the client
+// has an earlier question, the question waits.
 func (c *suspendedCall) ask(ctx context.Context, method string, params object) (object, error) {
-	asked, lacked, err := c.request.beginAsk(method, params)
+	k := c.all
+	held, lacked, err := c.request.beginAsk(method, params)
 	if err != nil {
-		c.all.mu.Lock()
-		defer c.all.mu.Unlock()
+		k.mu.Lock()
+		defer k.mu.Unlock()
 		c.lacked |= lacked
 		return nil, err
 	}
-	defer asked.end()
-	q := &inputRequest{answer: make(chan object, 1)}
-	q.value = object{{"method", quote(method)}, {"params", params.encode()}}.encode()
-	c.all.mu.Lock()
-	if c.asks == 0 && !c.all.asking.reserve(c.request.principal, 1) {
-		c.all.mu.Unlock()
+	defer held.end()
+	if !k.asking.reserve(c.request.principal, 1) {
 		return nil, rpcErrorf(codeInternal,
 			"too many calls await client input (limit %d): answer some", maxSuspended)
 	}
-	c.asks++
-	q.key = fmt.Sprint("ask-", c.asks)
-	c.questions = append(c.questions, q)
-	c.all.mu.Unlock()
-	wake(c.asked) // next, which answers the client's request in progress, or the next one
-	select {
-	case answer := <-q.answer:
-		return answer, nil
-	case <-c.request.principal.ctx.Done(): // the claim has ended
-		c.request.cancel(errNoScope)
-		return nil, errNoScope
-	case <-ctx.Done():
+	defer k.asking.release(c.request.principal, 1)
+	state := statePrefix + rand.Text()
+	asked := object{{"method", quote(method)}, {"params", params.encode()}}
+	q := &question{call: c, answer: make(chan object, 1)}
+	q.result = object{
+		{"resultType", quote(resultInput)},
+		{"inputRequests", object{{questionKey, asked.encode()}}.encode()},
+		{"requestState", quote(state)},
 	}
-	// The module has withdrawn the question, the call has ended, or nobody answered in time.
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
-	c.questions = remove(c.questions, q)
-	return nil, context.Cause(ctx)
-}
-
-// next waits until the call ends or the module asks something. If ctx ends, because the
-// client has gone away, next cancels the call.
-func (c *suspendedCall) next(ctx context.Context) (object, error) {
-	for {
+	k.mu.Lock()
+	k.questions[state] = q
+	k.mu.Unlock()
+	defer func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		delete(k.questions, state)
+	}()
+	for next := c.asked; ; next = nil {
 		select {
-		case <-c.done:
-			return c.result, c.err
-		case <-c.asked:
-			if result := c.suspend(); result != nil {
-				return result, nil
-			}
-		case <-ctx.Done():
-			// Only while a request is in progress: a client that got the questions may be away for as long
-			// as the module waits for the answers.
-			c.request.cancel(context.Cause(ctx))
-			<-c.done
+		case next <- q: // the client gets it
+		case answer := <-q.answer:
+			return answer, nil
+		case <-c.request.principal.ctx.Done(): // the claim has ended
+			c.request.cancel(errNoScope)
+			return nil, errNoScope
+		case <-ctx.Done(): // the module has withdrawn the question, or nobody answered in time
 			return nil, context.Cause(ctx)
 		}
 	}
 }
 
-// suspend returns the result with the module's questions and the state that continues
-// the call. It returns nil if the module withdrew its questions.
-func (c *suspendedCall) suspend() object {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
-	if len(c.questions) == 0 { // withdrawn since c.asked was woken, or the call has ended
-		return nil
-	}
-	var requests object
-	for _, q := range c.questions {
-		requests = append(requests, q.member)
-	}
-	c.state = statePrefix + rand.Text()
-	c.all.calls[c.state] = c
-	// From now on, notifications of the module reach nobody: the request in progress is about to get
-	// its answer, and the client has no stream.
-	c.current = nil
-	c.token = nil // it would keep the whole body
-	return object{
-		{"resultType", quote(resultInput)},
-		{"inputRequests", requests.encode()},
-		{"requestState", quote(c.state)},
+// next waits until the call ends or the module asks something. If ctx ends, because the
+// client has gone away, next cancels the call.
+func (c *suspendedCall) next(ctx context.Context) (object, error) {
+	select {
+	case <-c.done:
+		return c.result, c.err
+	case q := <-c.asked:
+		// From now on, notifications of the module reach nobody: the request in progress is about to get
+		// its answer, and the client has no stream.
+		c.all.mu.Lock()
+		defer c.all.mu.Unlock()
+		c.report = nil
+		return q.result, nil
+	case <-ctx.Done():
+		// Only while a request is in progress: a client that got a question may be away for as long
+		// as the module waits for the answer.
+		c.request.cancel(context.Cause(ctx))
+		<-c.done
+		return nil, context.Cause(ctx)
 	}
 }
 
-// resume returns the suspended call that a request continues, and delivers the answers, which count
-// for the call. The state becomes invalid. After an error, the call is still suspended: the request is
-// not the same as the first, or the answers find no room.
-func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
-	token := r.progressToken()
-	responses := r.params.object("inputResponses")
+// resume returns the suspended call that a request continues, and delivers the answer, which counts
+// for the call. The state becomes invalid. If there is no answer, resume returns the question again
+// instead. If the answer finds no room, it returns an error. In both cases, the call is still suspended.
+func (k *suspendedCalls) resume(r *request) (c *suspendedCall, again object, err error) {
+	state := r.params.text("requestState")
+	report := r.reporter()
 	// One lock for the look-up and the change: of several requests with one state, one continues the
 	// call. The state alone, although random, is not enough: it may have been seen in a log.
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c := k.calls[r.params.text("requestState")]
-	if c == nil || !c.continuedBy(r) { // it may have ended, or another request has continued it
-		return nil, errStaleState
+	q := k.questions[state]
+	if q == nil || q.call.request.principal != r.principal {
+		return nil, nil, errStaleState // the call may have ended, or another request has continued it
 	}
-	if err := c.held.grow(int64(responses.size())); err != nil {
-		return nil, err
+	answer := r.params.object("inputResponses").object(questionKey)
+	if answer == nil {
+		return nil, q.result, nil
 	}
-	delete(k.calls, c.state)
-	c.current = r
-	c.token = token
-	c.questions = slices.DeleteFunc(c.questions, func(q *inputRequest) bool {
-		answer := responses.object(q.key)
-		if answer != nil {
-			q.answer <- answer
-		}
-		return answer != nil
-	})
-	if len(c.questions) > 0 {
-		wake(c.asked) // ask again for the missing answers
+	if err := q.call.held.grow(int64(answer.size())); err != nil {
+		return nil, nil, err
 	}
-	return c, nil
-}
-
-// continuedBy reports whether a request is from the call's principal and repeats the
-// call's first request.
-func (c *suspendedCall) continuedBy(r *request) bool {
-	return c.request.principal == r.principal && c.request.fingerprint() == r.fingerprint()
-}
-
-// fingerprint returns a hash of what a request that continues a call must repeat. The order of
-// members does not matter.
-func (r *request) fingerprint() string {
-	// A client may write the same request differently each time, and adds its answers and its own _meta.
-	parts := []string{r.name, fmt.Sprint(r.caller.Client.caps)}
-	rest := r.params.without("_meta", "arguments", "inputResponses", "requestState")
-	for _, f := range append(rest, r.params.object("arguments")...) {
-		parts = append(parts, f.key+string(f.value))
-	}
-	slices.Sort(parts)
-	return hashOf(parts...)
+	delete(k.questions, state)
+	q.call.report = report
+	q.answer <- answer
+	return q.call, nil, nil
 }

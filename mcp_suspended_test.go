@@ -25,12 +25,12 @@ func wantStale(t *testing.T, what string, a answer) {
 }
 
 // sayYes answers the first question of a call.
-const sayYes = `{"ask-1":{"action":"accept"}}`
+const sayYes = `{"ask":{"action":"accept"}}`
 
-// A state continues a call only unchanged, for its principal, its client and its params.
+// A state continues a call only unchanged and for its principal.
 func TestStateIsBound(t *testing.T) {
 	long(t)
-	d := startFakes(t, "proj/a: fixed tools=ask,again")
+	d := startFakes(t, "proj/a: fixed tools=ask")
 	proj, whole := newCode(t, d.Base, d.Dir+"/proj"), newCode(t, d.Base, d.Dir)
 	c := askModern(t, d.URL, askAllCaps, proj)
 	ask := askForms("bound")
@@ -47,14 +47,9 @@ func TestStateIsBound(t *testing.T) {
 	wantStale(t, "another claim",
 		askModern(t, d.URL, askAllCaps, whole).Round("a_ask", ask, yes...))
 	wantStale(t, "no claim", askModern(t, d.URL, askAllCaps, "").Round("a_ask", ask, yes...))
-	lessCaps := askModern(t, d.URL, `{"elicitation":{},"roots":{}}`, proj)
-	wantStale(t, "other capabilities", lessCaps.Round("a_ask", ask, yes...))
-	wantStale(t, "other arguments", c.Round("a_ask", askForms("stolen"), yes...))
-	wantStale(t, "another tool", c.Round("a_again", ask, yes...))
 
 	checkGot(t, "after all that", c.Round("a_ask", ask, yes...).Last(), "accept")
 	wantStale(t, "used", c.Round("a_ask", ask, yes...))
-	checkOmits(t, "the log", d.Log.String(), "stolen")
 	check(t, "calls of the module", d.logged("fake: asked bound "), 1)
 }
 
@@ -65,11 +60,10 @@ func TestOneRequestContinuesACall(t *testing.T) {
 	c := askModern(t, d.URL, askAllCaps, "")
 	ask := askForms("rounds")
 	state := askState(t, c.Round("a_ask", ask), 1)
-	for _, responses := range []string{`[]`, `null`, `"x"`, `{"ask-1":3}`,
-		`{"ask-1":null}`, `{"ask-9":{}}`} {
-		previous := state
-		state = askState(t, c.Round("a_ask", ask, state, responses), 1)
-		wantStale(t, "the state before", c.Round("a_ask", ask, previous, sayYes))
+	for _, responses := range []string{`[]`, `null`, `"x"`, `{"ask":3}`,
+		`{"ask":null}`, `{"ask-9":{}}`} {
+		again := askState(t, c.Round("a_ask", ask, state, responses), 1)
+		check(t, "the state after "+responses, again, state)
 	}
 	// The same arguments, written differently, by several requests at once.
 	spaced := json.RawMessage(` { "asks" : ` + string(marshal(ask.Asks)) +
@@ -142,7 +136,7 @@ func (b *bubble) suspended() int {
 	synctest.Wait()
 	b.server.suspended.mu.Lock()
 	defer b.server.suspended.mu.Unlock()
-	return len(b.server.suspended.calls)
+	return len(b.server.suspended.questions)
 }
 
 // When the client of a suspended call goes away, usher cancels the call at the module and
@@ -303,7 +297,7 @@ func TestSuspendedCallsAreBounded(t *testing.T) {
 	askState(t, other.Round("a_ask", ask), 1) // another principal
 
 	resume := func(state string) {
-		a := c.Round("a_ask", ask, state, `{"ask-1":{"action":"decline"}}`)
+		a := c.Round("a_ask", ask, state, `{"ask":{"action":"decline"}}`)
 		check(t, "a suspended call: failure", a.Failure(), "")
 		checkContains(t, "a suspended call", a.Text(), "decline")
 	}
@@ -346,8 +340,8 @@ func TestProgressHasTheCurrentToken(t *testing.T) {
 		_, text := first.got()
 		_, state, _ := strings.Cut(text, `"requestState":"`)
 		state, _, _ = strings.Cut(state, `"`)
-		suspended := b.server.suspended.calls[state]
-		check(t, "the token of the suspended call", string(suspended.token), "")
+		suspended := b.server.suspended.questions[state].call
+		check(t, "the suspended call notifies nobody", suspended.report == nil, true)
 		second := b.begin(b.ModernPOST("2", "tools/call", goOn(params("two"), state, sayYes)))
 		synctest.Wait()
 		b.progress("half")
@@ -357,26 +351,29 @@ func TestProgressHasTheCurrentToken(t *testing.T) {
 	})
 }
 
+// suspendedOnce returns calls of which one is suspended, under the state "s".
+func suspendedOnce(m *memory) *suspendedCalls {
+	c := &suspendedCall{held: m.reserve(everyone)}
+	c.request.principal = everyone
+	q := &question{call: c, answer: make(chan object, 1)}
+	return &suspendedCalls{questions: map[string]*question{"s": q}}
+}
+
 // Of requests that continue a call at the same time, one does.
 func TestStateContinuesOneRequest(t *testing.T) {
 	t.Parallel()
 	params := object{
 		{"requestState", quote("s")},
-		{"arguments", json.RawMessage(`{"x":"` + strings.Repeat("x", 4<<20) + `"}`)},
+		{"inputResponses", json.RawMessage(`{"ask":{"x":"` + strings.Repeat("x", 4<<20) + `"}}`)},
 	}
-	k := &suspendedCalls{calls: make(map[string]*suspendedCall)}
-	c := &suspendedCall{all: k, state: "s"}
-	c.held = newMemory(defaultMaxBody, strangers).reserve(everyone)
-	c.request.principal = everyone
-	c.request.params = params
-	k.calls["s"] = c
+	k := suspendedOnce(newMemory(defaultMaxBody, strangers))
 	var continued atomic.Int64
 	var requests sync.WaitGroup
 	for range 8 {
 		requests.Go(func() {
 			r := &request{params: params}
 			r.principal = everyone
-			if _, err := k.resume(r); err == nil {
+			if _, _, err := k.resume(r); err == nil {
 				continued.Add(1)
 			}
 		})
@@ -402,21 +399,17 @@ func TestAnswersToModulesCount(t *testing.T) {
 		_, err = r.countAnswer(&Message{Err: &rpcError{Data: big}})
 		check(t, "an error instead", err, errNoRoom)
 
-		k := &suspendedCalls{calls: make(map[string]*suspendedCall)}
-		c := &suspendedCall{all: k, state: "s"}
-		c.held = m.reserve(everyone)
-		c.request.principal = everyone
-		k.calls["s"] = c
+		k := suspendedOnce(m)
 		r.params = object{
 			{"requestState", quote("s")},
-			{"inputResponses", object{{"ask-1", big}}.encode()},
+			{"inputResponses", object{{"ask", object{{"x", big}}.encode()}}.encode()},
 		}
-		_, err = k.resume(r)
+		_, _, err = k.resume(r)
 		check(t, "the answer of a client without a session", err, errNoRoom)
 		r.cancel(nil)
 		synctest.Wait()
 		check(t, "bytes held after the call", m.known.count(everyone), 0)
-		_, err = k.resume(r)
+		_, _, err = k.resume(r)
 		check(t, "the answer again", err, nil)
 		check(t, "it counts", m.known.count(everyone) > maxHeldOf/2, true)
 	})
