@@ -9,7 +9,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	_ "embed"
@@ -72,17 +71,10 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 		return nil, cantBuildf(base, "%s: package %s: want package main",
 			s.place(file.Name), file.Name.Name)
 	}
-	if !bytes.Contains(src, []byte("//go:build ")) {
-		s.problems = append(s.problems, base+":1: begin with //go:build usher and a blank line, "+
-			"or go build ./... fails: this file has no func main")
-	}
 	s.about = strings.TrimSpace(file.Doc.Text())
 	for _, decl := range file.Decls {
 		switch decl := decl.(type) {
 		case *ast.FuncDecl:
-			if decl.Recv == nil && decl.Name.Name == "main" {
-				return nil, cantBuildf(base, "%s: usher generates func main: remove it", s.place(decl.Name))
-			}
 			if decl.Recv == nil && decl.Name.IsExported() {
 				s.declareFunction(decl)
 			}
@@ -304,7 +296,7 @@ func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary strin
 	inCopy := regexp.MustCompile(`[^\s:]*` + regexp.QuoteMeta(filepath.Join(filepath.Base(temp), s.base)))
 	output = inCopy.ReplaceAllLiteralString(output, s.base)
 	// All messages of the go command are about the module or its imports.
-	if lines := goErrorLines(output, s.base); len(lines) > 0 {
+	if lines := goErrorLines(output); len(lines) > 0 {
 		return loaded, cantBuildf(s.base, "%s", strings.Join(lines, "\n"))
 	}
 	return loaded, cantBuildf(s.base, "%s: a Go module needs the go command "+
@@ -339,30 +331,23 @@ func runGo(ctx context.Context, g *groups, dir string, args []string) (string, e
 	return g.output(ctx, cmd)
 }
 
-// goRemedies adds to messages of the go command what to do. An indented line contains the types of a
+// goMessages makes messages of the go command readable. An indented line contains the types of a
 // call that does not fit, or the command that would help.
-var goRemedies = strings.NewReplacer(
+var goMessages = strings.NewReplacer(
 	"\r", "",
 	"\n\t", " ",
-	"; see 'go help modules'", ": run go mod init NAME, then go get PACKAGE",
 	"GOMODCACHE () must not be replaced.", "GOMODCACHE () can't be built: set HOME, or GOPATH and GOCACHE",
 )
 
-// goErrorLines returns the messages of the go command about the module in the file base, one per
-// line.
-func goErrorLines(text, base string) (lines []string) {
-	text = goRemedies.Replace(text)
+// goErrorLines returns the messages of the go command, one per line.
+func goErrorLines(text string) (lines []string) {
+	text = goMessages.Replace(text)
 	for message := range strings.SplitSeq(text, "\n") {
 		progress := strings.HasPrefix(message, "# ") || strings.HasPrefix(message, "go: downloading ")
 		if message == "" || progress {
 			continue
 		}
-		message = strings.TrimPrefix(message, "."+string(filepath.Separator))
-		own, name, found := strings.Cut(message, ": undefined: ")
-		if found && !strings.Contains(name, ".") && strings.HasPrefix(own, base) {
-			message += " (a module sees no other file of its folder)"
-		}
-		lines = append(lines, message)
+		lines = append(lines, strings.TrimPrefix(message, "."+string(filepath.Separator)))
 	}
 	return lines
 }
