@@ -31,22 +31,12 @@ type shellScript struct {
 	options []string // of the shell, from the script's first line
 	about   string
 	docs    object // the comments of functions, by the functions' names
-
-	problems []string // for the script's author
 }
 
 var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
-	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w.:-]*)\s*(?:\(\s*\)|\{)`)
-	// shellBody matches a function in one line, or else until a line that begins with } or ).
-	shellBody = regexp.MustCompile(`^.*(?:\}|\)\s*\(.*\))(?:\n|$)|(?s:^.*?\n[})])`)
-
-	// unexpanded matches most of what the shell does not expand: escaped characters, text in
-	// single quotes, and comments.
-	unexpanded    = regexp.MustCompile(`\\.|'[^']*'|(?m:\s#.*$)`)
-	shellArgument = regexp.MustCompile(`\$\{?#?[1-9@*]|\bshift\b`)
-	noMethodName  = regexp.MustCompile(`[.:]+`)
+	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w-]*)\s*(?:\(\s*\)|\{)`)
 )
 
 // notMethods are commands that run their arguments. Some shells prefer them to a
@@ -76,7 +66,6 @@ func readScript(path string) (*shellScript, error) {
 	}
 	var comment []string
 	for text != "" {
-		start := text
 		line, rest, _ := strings.Cut(text, "\n")
 		text = rest
 		if strings.HasPrefix(line, "#") {
@@ -90,10 +79,6 @@ func readScript(path string) (*shellScript, error) {
 		}
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
 			s.docs = s.docs.set(m[1], quote(doc))
-			body := unexpanded.ReplaceAllString(shellBody.FindString(start), "")
-			if shellArgument.MatchString(body) && tags.params == nil {
-				s.problems = append(s.problems, m[1]+": it uses $1, but has no @param")
-			}
 		} else if s.about == "" && s.docs == nil {
 			s.about = firstSentence(tags.description)
 		}
@@ -117,32 +102,23 @@ func (s *shellScript) listFunctions() []string {
 // manifest returns what the module offers, if these names are functions.
 func (s *shellScript) manifest(functions []string) *manifest {
 	m := &manifest{
-		About:    s.about,
-		Problems: s.problems,
-		Lists:    make(map[string][]json.RawMessage),
-	}
-	same := make(map[string]int)
-	for _, f := range s.docs {
-		same[shellMethod(f.key)]++
+		About: s.about,
+		Lists: make(map[string][]json.RawMessage),
 	}
 	for _, f := range s.docs {
-		name := shellMethod(f.key)
-		if !slices.Contains(functions, f.key) || slices.Contains(notMethods, name) || same[name] > 1 {
-			problem := "%s: %s can't call a function of this name, or another is %s too: rename it"
-			m.Problems = append(m.Problems, fmt.Sprintf(problem, f.key, filepath.Base(s.shell), name))
+		if !slices.Contains(functions, f.key) || slices.Contains(notMethods, f.key) {
+			m.Problems = append(m.Problems, fmt.Sprintf("%s: %s can't call a function of this name: rename it",
+				f.key, filepath.Base(s.shell)))
 			continue
 		}
 		m.Lists["tools"] = append(m.Lists["tools"], object{
-			{"name", quote(name)},
+			{"name", quote(f.key)},
 			{"description", f.value},
 			{"inputSchema", json.RawMessage(`{"type":"object"}`)},
 		}.encode())
 	}
 	return m
 }
-
-// shellMethod returns the name of a function as a method.
-func shellMethod(function string) string { return noMethodName.ReplaceAllString(function, "_") }
 
 // isFunction defines a shell function that succeeds if the shell reports a name as a
 // function. With LC_ALL=C, the report is in English.
@@ -156,11 +132,10 @@ const isFunction = `usher_is() {
 
 // commandLine returns the arguments of the shell for a call of a function.
 func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]string, error) {
-	i := slices.IndexFunc(s.docs, func(f member) bool { return shellMethod(f.key) == name })
-	if i < 0 {
+	doc, ok := unquote(s.docs.get(name))
+	if !ok {
 		return nil, fmt.Errorf("no method %q", name)
 	}
-	doc, _ := unquote(s.docs[i].value)
 	// $0 is the script, so that a module can find files beside it. The script sees none of the
 	// values as its own arguments: many scripts end in "$@". The quotes around the name keep
 	// the shell from reading it as a reserved word or an alias. The script may define the
@@ -178,7 +153,7 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 		passed += fmt.Sprintf(` "$usher_%d"`, i+1)
 	}
 	args[1] = fmt.Sprintf(isFunction+`%[2]sset --; . "$0" && if usher_is %[1]s; then "%[1]s"%[3]s
-		else command echo the script defines no function %[1]s >&2; exit 127; fi`, s.docs[i].key, stored, passed)
+		else command echo the script defines no function %[1]s >&2; exit 127; fi`, name, stored, passed)
 	return args, nil
 }
 

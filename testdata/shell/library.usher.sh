@@ -8,13 +8,12 @@
 # @description Says hello
 #   to somebody.
 # @example
-#    say::hello Bob
-# @arg $1 string The name.
-# @arg $2 integer How often.
-# @arg $3 path of a file
+#    say_hello Bob 1
+# @arg {string} name The name.
+# @arg {integer} times How often.
 # @exitcode 0 Always.
 # @stdout The greeting.
-say::hello() { printf '[%s]' "$@"; }
+say_hello() { printf '[%s]' "$@"; }
 
 #######################################
 # Removes old files.
@@ -22,7 +21,7 @@ say::hello() { printf '[%s]' "$@"; }
 #   None
 #######################################
 # shellcheck disable=SC2034
-function files.clean ( ) {
+function clean ( ) {
 	echo cleaned
 }
 
@@ -31,24 +30,11 @@ function files.clean ( ) {
 
 spaced() { echo "$1"; }
 
-# Has a name that another function has too.
-a.b() { :; }
-
-# Has the same one.
+# Has a name that MCP does not allow.
 a::b() { :; }
 
 # Runs in a shell of its own.
 own() ( echo own )
-
-# Counts its argument.
-count() {
-	echo "${#1}"
-}
-
-# Drops its argument.
-drop() (
-	shift
-)
 
 # Prints a picture.
 picture() { printf '\x89PNG\r\n\x1a\n'; }
