@@ -277,17 +277,14 @@ func parseDoc(doc string, kind Kind) docTags {
 }
 
 // readTag returns the effect of the tag that begins a line, and what follows the tag; for text, ""
-// and the line. It notes slips in the tags of the line.
+// and the line. It notes slips in protectingTags of the line.
 func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 	slip := func(advice, name string) string {
 		return fmt.Sprintf("%q: %s @%s", clipText(strings.TrimSpace(line), maxLogged), advice, name)
 	}
 	for _, parts := range innerTag.FindAllStringSubmatch(line, -1) {
-		name, inner := lookupTag(parts[1], kind)
-		if slices.Contains(protectingTags, name) {
+		if name, _ := lookupTag(parts[1], kind); slices.Contains(protectingTags, name) {
 			t.refused = slip("begin a line with", name)
-		} else if inner != "" && inner != "none" {
-			t.problems = append(t.problems, slip("begin a line with", name))
 		}
 	}
 	parts := tagLine.FindStringSubmatch(line)
@@ -353,17 +350,13 @@ func (t *docTags) apply(effect, text string) *string {
 
 // paramTag matches the text after @param: an optional {type}, which may contain braces; the
 // name, in brackets and with its default if the parameter is optional; an optional dash;
-// the text.
+// the text. A name such as $1 is none: clients may refuse it.
 var paramTag = regexp.MustCompile(`^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?` +
-	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|([^\s{\[-]\S*))` +
+	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|(\$?[^\s{\[$@\d-]\S*))` +
 	`\s*(?:- )?(.*)$`)
-
-// shdocArg matches the beginning of the text after shdoc's @arg, such as "$1 string".
-var shdocArg = regexp.MustCompile(`^\$(\d+)(?:\s+(?i:(string|integer|number|boolean|array|object))\b)?`)
 
 // parseParam parses the text after @param.
 func parseParam(tag string) (paramDoc, bool) {
-	tag = strings.TrimPrefix(shdocArg.ReplaceAllString(tag, "{$2} arg$1"), "{} ")
 	parts := paramTag.FindStringSubmatch(tag)
 	if parts == nil {
 		return paramDoc{}, false
@@ -804,9 +797,6 @@ func bytesResult(encoded json.RawMessage) object {
 	var data []byte
 	_ = json.Unmarshal(encoded, &data) // the shims' own base64
 	mime := http.DetectContentType(data)
-	if len(data) > 1 && data[0] == 0xFF && data[1]&0xE6 == 0xE2 { // MP3 without a tag before it
-		mime = "audio/mpeg"
-	}
 	switch {
 	case slices.Contains(mediaTypes, mime):
 		kind, _, _ := strings.Cut(mime, "/")
