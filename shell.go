@@ -73,14 +73,10 @@ func readScript(path string) (*shellScript, error) {
 			continue
 		}
 		doc := strings.Join(comment, "\n")
-		tags := parseDoc(doc, kindShell)
-		if strings.TrimSpace(line) == "" && (tags.params != nil || tags.returns != "") {
-			continue // the comment belongs to a function
-		}
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
 			s.docs = s.docs.set(m[1], quote(doc))
 		} else if s.about == "" && s.docs == nil {
-			s.about = firstSentence(tags.description)
+			s.about = firstSentence(parseDoc(doc, kindShell).description)
 		}
 		comment = nil
 	}

@@ -25,11 +25,6 @@ function clean ( ) {
 	echo cleaned
 }
 
-# Has a comment that a blank line follows.
-# @param {string} text the text
-
-spaced() { echo "$1"; }
-
 # Has a name that MCP does not allow.
 a::b() { :; }
 
