@@ -37,9 +37,8 @@ type goSource struct {
 	base      string            // the file's name
 	text      []byte            // the file's content
 	about     string            // the package comment
-	functions []string          // the exported ones, in order, as literals of usher_method
+	functions []string          // the exported ones without type parameters, in order, as literals of usher_method
 	constants []string          // the names of those that have a type
-	problems  []string          // such as "x.usher.go:12: HandleX: why it can't be hosted"
 	comments  map[string]string // of a type, by "main.Address", and of its second field, "main.Address.1"
 
 	positions *token.FileSet
@@ -75,7 +74,7 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 	for _, decl := range file.Decls {
 		switch decl := decl.(type) {
 		case *ast.FuncDecl:
-			if decl.Recv == nil && decl.Name.IsExported() {
+			if decl.Recv == nil && decl.Type.TypeParams == nil && decl.Name.IsExported() {
 				s.declareFunction(decl)
 			}
 		case *ast.GenDecl:
@@ -112,21 +111,15 @@ func (s *goSource) declareSpecs(decl *ast.GenDecl) {
 	}
 }
 
-// declareFunction adds an exported function.
+// declareFunction adds a function that may be a method.
 func (s *goSource) declareFunction(fn *ast.FuncDecl) {
 	name := fn.Name.Name
-	place := s.place(fn.Name)
-	if fn.Type.TypeParams != nil {
-		s.problems = append(s.problems,
-			place+": "+name+": a function with type parameters can't be a method")
-		return
-	}
 	// The comment stays unmodified: its tags mean the same in every language. At run
 	// time the main checks that the parameters and results are those of a method.
 	doc := strings.TrimSuffix(fn.Doc.Text(), "\n")
 	s.functions = append(s.functions, fmt.Sprintf(
 		"{name: %q, function: %q, place: %q, doc: %q, f: usher_reflect.ValueOf(%s)}",
-		goMethodName(name), name, place, doc, name))
+		goMethodName(name), name, s.place(fn.Name), doc, name))
 	s.describe("main."+name, fn.Type.Params) // a parameter may be a struct without a name
 }
 
@@ -174,14 +167,12 @@ func (s *goSource) generateMain() string {
 	return goMainText + fmt.Sprintf(`
 const usher_module, usher_about = %q, %q
 
-var usher_problems = %#v
-
 var usher_comments = %#v
 
 var usher_constants = []interface{}{%s}
 
 var usher_functions = []*usher_method{%s}
-`, name, s.about, s.problems, s.comments, strings.Join(s.constants, ", "), strings.Join(s.functions, ", "))
+`, name, s.about, s.comments, strings.Join(s.constants, ", "), strings.Join(s.functions, ", "))
 }
 
 // goMainName is the name of the generated main in the overlay for the go command.
