@@ -227,15 +227,9 @@ func quote(s string) json.RawMessage { return marshal(s) }
 
 // unquote decodes a JSON string, and reports whether raw is one.
 func unquote(raw json.RawMessage) (string, bool) {
-	if len(raw) < 2 || raw[0] != '"' {
-		return "", false
-	}
-	if body := raw[1 : len(raw)-1]; bytes.IndexByte(body, '\\') < 0 {
-		return string(body), true
-	}
 	var s string
 	err := json.Unmarshal(raw, &s)
-	return s, err == nil
+	return s, err == nil && raw[0] == '"'
 }
 
 // object is a JSON object: its members, in order. Its methods do not modify it.
