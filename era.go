@@ -224,9 +224,6 @@ func (c clientCaps) errMissing(code int) *rpcError {
 	}
 	e := rpcErrorf(code, "this tool asks its client for %s: use an MCP client that supports it",
 		strings.Join(names, ", "))
-	if c&capRoots != 0 {
-		e.Message += "; with a claim, none has roots"
-	}
 	e.Data = object{{"requiredCapabilities", c.encode()}}.encode()
 	return e
 }
@@ -358,18 +355,15 @@ func rpcStatus(code int) int {
 	}
 }
 
-// parseInitialize reads the params of a session's first request. If the client asks for
-// an unsupported version, parseInitialize returns the newest version with sessions (MCP,
+// parseInitialize reads the params of a session's first request. If the client asks for an
+// unsupported version, or for none, parseInitialize returns the newest version with sessions (MCP,
 // basic/lifecycle, "Version Negotiation").
-func parseInitialize(params object) (protocol string, caps clientCaps, err error) {
-	protocol, ok := unquote(params.get("protocolVersion"))
-	if !ok {
-		return "", 0, rpcErrorf(codeInvalidParams, `initialize needs a string "protocolVersion"`)
-	}
+func parseInitialize(params object) (protocol string, caps clientCaps) {
+	protocol = params.text("protocolVersion")
 	if !hasSessions(protocol) {
 		protocol = protocols[0]
 	}
-	return protocol, parseClientCaps(params.object("capabilities")), nil
+	return protocol, parseClientCaps(params.object("capabilities"))
 }
 
 // isStateless reports whether a request is of the revision without sessions: its header

@@ -284,10 +284,7 @@ var noResult = object{}
 
 // initialize answers a session's first request.
 func (r *request) initialize() (object, error) {
-	protocol, caps, err := parseInitialize(r.params)
-	if err != nil {
-		return nil, err
-	}
+	protocol, caps := parseInitialize(r.params)
 	client := clientProfile{caps: caps, name: clientName(r.params.object("clientInfo"))}
 	r.session.profile.Store(&client)
 	r.server.log.Info("session", "client", client.name, r.logAttrs())

@@ -278,7 +278,7 @@ func TestClaimHasNoRoots(t *testing.T) {
 			check(t, "requests to the client", len(c.Asked), 0)
 		})
 	}
-	const refused = "this tool asks its client for roots: use an MCP client that supports it; with a claim, none has roots"
+	const refused = "this tool asks its client for roots: use an MCP client that supports it"
 	atStart := session(code).Call("old_roots", json.RawMessage(`{}`))
 	checkContains(t, "at its start", string(atStart), refused)
 	open := session("")

@@ -30,7 +30,7 @@ func TestVersionIsNegotiated(t *testing.T) {
 			"- a: A fake module.")
 	}
 	a := c.Post(rpcText("initialize", "{}"))
-	checkContains(t, "initialize without a version", a.Failure(), "protocolVersion")
+	check(t, "the version for none", stringField(a.Result(), "protocolVersion"), "2025-11-25")
 }
 
 // The instructions name as many modules as find room in 2,000 characters, with as much of their

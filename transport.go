@@ -112,7 +112,7 @@ func (s *Server) servePOST(x *reservation) error {
 // its own.
 func (s *Server) inSession(
 	x *reservation, from admission, msg *Message, params, identity object,
-) (_ admission, err error) {
+) (admission, error) {
 	stateless := isStateless(x.req.Header, identity)
 	begins := !stateless && msg.isRequest() && msg.Method == "initialize"
 	// Only here is it known whether the request begins a session: an invalid code does not keep
@@ -130,13 +130,10 @@ func (s *Server) inSession(
 	case !begins:
 		return from, nil
 	}
-	protocol, caps, err := parseInitialize(params)
-	if err == nil {
-		_, err = from.principal.scope() // an ended claim begins no session
-	}
-	if err != nil {
+	if _, err := from.principal.scope(); err != nil { // an ended claim begins no session
 		return from, err
 	}
+	protocol, caps := parseInitialize(params)
 	sender := from.sender
 	from = s.gate.Create(protocol, caps, from.principal)
 	from.sender = sender
@@ -198,10 +195,6 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 	if isStateless(r.Header, nil) { // stateless revisions have no GET
 		return from, errNotAllowed
 	}
-	if !accepts(r.Header, append(streamTypes, "text/html")...) {
-		return from, httpErrorf(http.StatusNotAcceptable,
-			"a GET of the MCP endpoint must accept text/event-stream")
-	}
 	from, err = s.gate.Admit(r)
 	if err == nil && from.session.isSSE() {
 		err = errNoSession // an HTTP+SSE session has one stream
@@ -215,6 +208,9 @@ func (s *Server) serveGET(x *reservation) error {
 	from, err := s.admitGET(x.req)
 	if err != nil {
 		return err
+	}
+	if !accepts(x.req.Header, streamTypes...) {
+		return httpErrorf(http.StatusNotAcceptable, "a GET of the MCP endpoint must accept text/event-stream")
 	}
 	// GET has no body, but a client may send one. Unread, it could delay other requests of the
 	// connection.
