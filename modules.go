@@ -274,8 +274,7 @@ func (r *Registry) Refresh(ctx context.Context, since time.Time) {
 }
 
 // update tells the owners of modules what a scan has found, and removes the modules that are gone.
-// Editors replace a file by removing it for a moment, so one scan that misses a file does not
-// count. The caller holds r.scanning.
+// The caller holds r.scanning.
 func (r *Registry) update(s *scan) {
 	check := r.approval()
 	for _, key := range sortedKeys(s.sources) {
@@ -286,23 +285,17 @@ func (r *Registry) update(s *scan) {
 		}
 	}
 	for key, o := range r.modules {
-		missing := !s.has(o.source)
-		if missing != o.latest.Load().Missing {
-			o.do(func() {
-				m := *o.latest.Load()
-				m.Missing = missing
-				o.setLatest(m)
-			})
-		} else if missing {
-			if o.source.Name != "" {
-				o.log.Info("module removed")
-			}
-			o.cancel()
-			r.mu.Lock()
-			delete(r.modules, key)
-			r.publishSoon()
-			r.mu.Unlock()
+		if s.has(o.source) {
+			continue
 		}
+		if o.source.Name != "" {
+			o.log.Info("module removed")
+		}
+		o.cancel()
+		r.mu.Lock()
+		delete(r.modules, key)
+		r.publishSoon()
+		r.mu.Unlock()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -575,7 +568,7 @@ func (o *moduleOwner) checkCurrent(ctx context.Context, p *pool) error {
 	r.mu.Lock()
 	scanned, known := r.files[m.Path] // unknown if its folder can't be listed at the moment
 	r.mu.Unlock()
-	if err == nil && fileVersion(info) != scanned && (known || m.Missing) {
+	if err == nil && known && fileVersion(info) != scanned {
 		r.Refresh(ctx, time.Now())
 	}
 	o.do(func() { o.tryAgain(retryDelay) })

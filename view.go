@@ -31,7 +31,6 @@ type Module struct {
 	manifest // its Problems are also those of Methods
 	Methods  []*Method
 
-	Missing bool  // the last scan did not find the file: another module may take the names
 	Pending bool  // the newest version is being introspected
 	Err     error // why the newest version is not hosted; nil while it is pending
 
@@ -142,11 +141,6 @@ func newView(c *Catalog, key viewKey) *View {
 	inside := slices.DeleteFunc(slices.Clone(c.modules), func(m *Module) bool {
 		return m.Name == "" || !scope.Contains(m.Source) || scope.hides(m)
 	})
-	present := make(map[string]bool) // names of modules whose files are there
-	for _, m := range inside {
-		present[m.Name] = present[m.Name] || !m.Missing
-	}
-	inside = slices.DeleteFunc(inside, func(m *Module) bool { return m.Missing && present[m.Name] })
 	for i, label := range labels(inside, scope) {
 		m := inside[i]
 		if own := m.ownLists(key.member); own != nil {

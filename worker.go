@@ -395,14 +395,13 @@ func (w *Worker) dropUnreadable(line []byte, why error) {
 	tooLong := why == errLineTooLong
 	if tooLong {
 		why = fmt.Errorf("it is larger than %s", formatSize(maxWorkerLine))
-		line = line[:bytes.LastIndexByte(line, ',')+1] // an id after the last comma may be cut off
 	}
 	problem := rpcErrorf(codeInternal, "the module's answer can't be read: %v", why)
-	answer := members(line[max(0, bytes.IndexByte(line, '{')):]) // a bracket or word may precede it
+	answer := members(line)
 	id := answer.get("id")
 	switch {
 	case !isNull(answer.get("method")): // a request or notification
-	case id != nil && len(answer.without("jsonrpc", "result", "error")) < len(answer):
+	case id != nil && answer.get("jsonrpc") != nil:
 		w.answer(&Message{ID: id, Err: problem})
 	case tooLong:
 		w.update(func() {
