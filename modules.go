@@ -922,8 +922,7 @@ func (o *moduleOwner) startProcess(w *Worker) (err error) {
 	}
 	m := o.latest.Load()
 	isServed := m.pool == p
-	begins := !m.Stateless || m.Sessions && w.hasSession()
-	w.shakeHands(p.Kind.singleFile() || isServed && begins || p.refusesDiscover.Load())
+	w.shakeHands(p.Kind.singleFile() || isServed && !m.Stateless || p.refusesDiscover.Load())
 	if isServed {
 		w.listsChanged() // perhaps, since the manifest was made
 	}
