@@ -72,7 +72,7 @@ const (
 
 	// mcp.go: requests and lists.
 	maxURI          = 8 << 10 // bytes of one resource URI from a client
-	maxInstructions = 2000    // characters of the instructions: some clients cut them at 2,048
+	maxInstructions = 2000    // bytes of the instructions: some clients cut them at 2,048
 	maxSuspended    = 64      // questions of suspended calls per principal
 
 	// signature.go: one delivery.

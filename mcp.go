@@ -27,7 +27,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 )
 
 // serverConfig is what newServer needs.
@@ -322,24 +321,18 @@ var serverCapabilities = members(json.RawMessage(`{
 	"tools": {"listChanged": true}
 }`))
 
-// instructions describes the modules in a view for a model, one line each. It cuts the longest
-// sentences first, and then leaves out modules.
+// instructions describes the modules in a view for a model, one line each. All modules have
+// the same room for their sentences. Modules that find no room are only counted.
 func instructions(view *View) string {
-	for limit := 200; ; limit -= 5 { // bytes of a sentence
-		text := "Tools are named MODULE_METHOD. The modules:"
-		more := ""
-		for i, m := range view.Modules {
-			line := "\n- " + m.Label + ": " + clipText(m.About, limit)
-			if utf8.RuneCountInString(text+line) > maxInstructions-20 {
-				more = fmt.Sprintf("\nand %d more.", len(view.Modules)-i)
-				break
-			}
-			text += line
+	text := "Tools are named MODULE_METHOD. The modules:"
+	for i, m := range view.Modules {
+		line := "\n- " + m.Label + ": " + clipText(m.About, min(200, 1500/len(view.Modules)))
+		if len(text+line) > maxInstructions-20 {
+			return text + fmt.Sprintf("\nand %d more.", len(view.Modules)-i)
 		}
-		if more == "" || limit == 0 {
-			return text + more
-		}
+		text += line
 	}
+	return text
 }
 
 // ping answers that usher is alive.
@@ -366,20 +359,15 @@ func (r *request) showList() (object, error) {
 }
 
 // target returns the list that contains the item that the request names, and its name.
-func (r *request) target() (list, name string, err error) {
+func (r *request) target() (list, name string) {
 	if r.method.named != "" {
-		return r.method.list, r.params.text(r.method.named), nil
+		return r.method.list, r.params.text(r.method.named)
 	}
 	ref := r.params.object("ref") // of completion/complete
-	switch kind := ref.text("type"); kind {
-	case "ref/prompt":
-		return "prompts", ref.text("name"), nil
-	case "ref/resource":
-		return "resources", ref.text("uri"), nil
-	default:
-		return "", "", rpcErrorf(codeInvalidParams,
-			"ref.type %q: want ref/prompt or ref/resource", clipText(kind, 50))
+	if ref.text("type") == "ref/prompt" {
+		return "prompts", ref.text("name")
 	}
+	return "resources", ref.text("uri")
 }
 
 // find returns the item that the request names, in the view that the caller has now. An
@@ -390,10 +378,7 @@ func (r *request) find() (*Item, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, name, err := r.target()
-	if err != nil {
-		return nil, err
-	}
+	list, name := r.target()
 	item := view.Lookup(list, name)
 	if item == nil && view.items[list][name] == nil {
 		err = r.server.modules.AwaitName(r.ctx, r.caller, view, name, r.arrived)
@@ -491,7 +476,7 @@ func (r *request) log(item *Item, result object, err error) {
 	} else if isTrue(result.get("isError")) {
 		outcome = "failed: " + resultText(result)
 	}
-	_, name, _ := r.target()
+	_, name := r.target()
 	var module, arguments slog.Attr
 	if r.server.logArguments {
 		arguments = slog.String("arguments", clipText(string(r.params.get("arguments")), maxLogged))
