@@ -339,24 +339,10 @@ func writeFile(path string, data []byte, flag int, mode fs.FileMode) error {
 	return cmp.Or(err, closeErr)
 }
 
-// whileShared calls do until it succeeds, for a second at most, as long as its error is
-// that another process has locked the file.
-func whileShared(do func() error) error {
-	err := do()
-	for n := 0; n < 100 && isShared(err); n++ {
-		time.Sleep(10 * time.Millisecond)
-		err = do()
-	}
-	return err
-}
-
 // openRegular opens a regular file for reading. It returns an error for any other file, such
 // as a pipe, without waiting.
-func openRegular(path string) (file *os.File, err error) {
-	err = whileShared(func() (err error) {
-		file, err = os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-		return err
-	})
+func openRegular(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}

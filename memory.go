@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -200,10 +199,8 @@ func (r *reservation) receive(principal any) (body []byte, err error) {
 	case tooLarge:
 		err = httpErrorf(http.StatusRequestEntityTooLarge,
 			"the body is larger than %s (-max-body)", formatSize(limit))
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		err = httpErrorf(http.StatusRequestTimeout, "the body did not arrive in time")
 	default:
-		err = httpErrorf(http.StatusBadRequest, "can't read the body").because(err)
+		err = httpErrorf(http.StatusRequestTimeout, "the body did not arrive").because(err)
 	}
 	return nil, err
 }

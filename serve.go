@@ -284,10 +284,12 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 // system releases the lock however the process ends, so a crash leaves nothing to clean up.
 // lockBase waits a little, as readDaemon takes the lock for an instant.
 func (d *daemon) lockBase() (lock *os.File, err error) {
-	err = whileShared(func() (err error) {
-		lock, err = lockFile(filepath.Join(d.app.data, lockName))
-		return err
-	})
+	path := filepath.Join(d.app.data, lockName)
+	lock, err = lockFile(path)
+	for n := 0; n < 100 && isShared(err); n++ {
+		time.Sleep(10 * time.Millisecond)
+		lock, err = lockFile(path)
+	}
 	if isShared(err) {
 		err = fmt.Errorf("another usher uses this base folder (%s): stop it or set -base",
 			readDaemon(d.app.data).URL)
