@@ -273,14 +273,6 @@ func (s *source) readEntry(entry object, dir string) error {
 			s.Notes = append(s.Notes, fmt.Sprintf("unknown field %q is ignored", f.key))
 			continue
 		}
-		if parts := shellVariable.FindStringSubmatch(string(f.value)); parts != nil {
-			name := cmp.Or(parts[2], "HOME")
-			hint := fmt.Sprintf("%q: %s is not expanded: write ${%s}", f.key, parts[1], name)
-			if f.key != "args" && f.key != "env" {
-				return errors.New(hint)
-			}
-			s.Notes = append(s.Notes, hint)
-		}
 		text, err := expandVariables(string(f.value))
 		if err != nil {
 			return err
@@ -328,11 +320,7 @@ func (l launch) resolve() (launch, error) {
 			return l, nil
 		}
 	}
-	hint := ""
-	if strings.Contains(l.Path, " ") {
-		hint = ` ("command" is only the program: the rest belongs in "args")`
-	}
-	return l, fmt.Errorf("%s does not exist, or can't be executed%s", l.Path, hint)
+	return l, fmt.Errorf("%s does not exist, or can't be executed", l.Path)
 }
 
 // startError explains a system error from starting a program that exists.
@@ -342,9 +330,6 @@ func startError(err error) error {
 	}
 	return err
 }
-
-// shellVariable matches a text in JSON that begins with what only a shell expands.
-var shellVariable = regexp.MustCompile(`"(~|\$([A-Z_][A-Z0-9_]*))`)
 
 // variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a
 // client would ask its user for.

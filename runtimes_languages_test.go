@@ -305,9 +305,9 @@ func languages(t *testing.T, from string) (dir string, names []string) {
 	return dir, names
 }
 
-// In each language, bytes that a method returns are an image to a client, and the image itself to
-// the sender of a webhook; content blocks are passed on; and a parameter that the method does not
-// declare is refused, unless the method takes the rest or declares none.
+// In each language, bytes that a method returns are an image to a client; content blocks are passed on;
+// and a parameter that the method does not declare is refused, unless the method takes the rest or declares
+// none.
 func TestLanguagesTakeAndReturnAlike(t *testing.T) {
 	long(t)
 	dir, names := languages(t, "testdata/results")
@@ -321,7 +321,7 @@ func TestLanguagesTakeAndReturnAlike(t *testing.T) {
 	c := connect(t, d.URL)
 	c.AwaitTools(slices.Sorted(slices.Values(tools))...)
 	for _, tool := range c.Tools() {
-		name, method, _ := strings.Cut(tool, "_")
+		_, method, _ := strings.Cut(tool, "_")
 		a := c.Call(tool, `{"a":1,"b":2}`)
 		want := "1"
 		switch method {
@@ -333,8 +333,6 @@ func TestLanguagesTakeAndReturnAlike(t *testing.T) {
 			want = `"data":"aGk="`
 		case "handleDraw":
 			want = `"data":"iVBORw0KGgo="`
-			sent := d.deliver(t, name+"/handleDraw", `{}`)
-			wantAnswer(t, sent, 200, "image/png", "\x89PNG\r\n\x1a\n")
 		}
 		checkContains(t, tool, a.Text(), want)
 		check(t, tool+" returns an image", strings.Contains(a.Text(), `"type":"image"`), want[0] == '"')

@@ -549,8 +549,7 @@ type webhookAnswer struct {
 }
 
 // answerOf converts a tool's result to the answer. A method that returns an object answers
-// with that object, and not with the text that MCP clients get beside it. A method that returns
-// an image or audio answers with its bytes.
+// with that object, and not with the text that MCP clients get beside it.
 func answerOf(result object) (*webhookAnswer, error) {
 	text := resultText(result)
 	if isTrue(result.get("isError")) {
@@ -561,17 +560,6 @@ func answerOf(result object) (*webhookAnswer, error) {
 		return ownAnswer(own)
 	}
 	a := &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}
-	content := items(result.get("content"))
-	if len(content) == 1 && isNull(result.get("structuredContent")) {
-		block := members(content[0])
-		var data []byte
-		_ = json.Unmarshal(block.get("data"), &data)
-		if data != nil { // an image or audio
-			a.Headers = map[string]string{"Content-Type": block.text("mimeType")}
-			a.Body = data
-			return a, nil
-		}
-	}
 	// Numbers and words are valid JSON too, but whoever returns a text means a text.
 	body := bytes.TrimSpace(a.Body)
 	switch {

@@ -48,11 +48,10 @@ func TestStartErrorIsNamed(t *testing.T) {
 	t.Parallel()
 	need(t, "sh")
 	dir := t.TempDir()
-	write(t, dir+"/.mcp.json", `{"mcpServers":{"home":{"command":"~/bin/foo"},`+
+	write(t, dir+"/.mcp.json", `{"mcpServers":{`+
 		`"m":{"command":"sh","args":["-c","printf 'a: b\\nError: no key\\n' >&2; exit 1"]}}}`)
 	checkContains(t, "usher modules", modulesOf(t, dir),
-		"exited at startup (exit status 1): a: b\n", "Error: no key\n",
-		`"command": ~ is not expanded: write ${HOME}`)
+		"exited at startup (exit status 1): a: b\n", "Error: no key\n")
 }
 
 // testWorker returns a worker without a process, in a pool without a registry, which is swept until the
