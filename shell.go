@@ -103,8 +103,8 @@ func (s *shellScript) manifest(functions []string) *manifest {
 	}
 	for _, f := range s.docs {
 		if !slices.Contains(functions, f.key) || slices.Contains(notMethods, f.key) {
-			m.Problems = append(m.Problems, fmt.Sprintf("%s: %s can't call a function of this name: rename it",
-				f.key, filepath.Base(s.shell)))
+			problem := "%s: %s can't call a function of this name: rename it"
+			m.Problems = append(m.Problems, fmt.Sprintf(problem, f.key, filepath.Base(s.shell)))
 			continue
 		}
 		m.Lists["tools"] = append(m.Lists["tools"], object{
@@ -235,9 +235,6 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 		return script.manifest(strings.Fields(string(functions))), nil
 	case errors.Is(err, errUnapproved):
 		return nil, err
-	}
-	if script != nil && filepath.Base(script.shell) == "sh" {
-		err = fmt.Errorf("%w (read by sh: for bash, begin with #!/usr/bin/env bash)", err)
 	}
 	return nil, processFault(s.Name, "can't be read", err.Error())
 }

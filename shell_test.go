@@ -124,7 +124,7 @@ func TestShellFaultsAreReported(t *testing.T) {
 	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error",
 		"want sh, bash", "its lines end with",
-		` unexpected (read by sh: for bash, begin with #!/usr/bin/env bash)`)
+		"d.usher.sh: ", " unexpected")
 }
 
 // A function is a method if the shell reports it as a function. Reserved words are refused:
