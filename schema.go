@@ -536,7 +536,8 @@ func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError 
 	if digits, ok := integerOf(*value); ok && s.Type != nil {
 		f, _ := strconv.ParseFloat(digits, 64)
 		if c.rounds && strconv.FormatFloat(f, 'f', -1, 64) != digits {
-			return &argumentError{text: func() string { return " is rounded by JavaScript: declare a string" }}
+			rounded := " is rounded by JavaScript: declare a string"
+			return &argumentError{text: func() string { return rounded }}
 		}
 		if slices.Contains(s.Type, "integer") {
 			c.changed = c.changed || digits != string(*value)
@@ -720,7 +721,8 @@ func matches(s *schema, value json.RawMessage) bool {
 	if enum := s.values(); enum != nil {
 		var decoded any
 		err := json.Unmarshal(value, &decoded) // fails if a number is too large
-		if err != nil || !slices.ContainsFunc(enum, func(one any) bool { return reflect.DeepEqual(one, decoded) }) {
+		isDecoded := func(one any) bool { return reflect.DeepEqual(one, decoded) }
+		if err != nil || !slices.ContainsFunc(enum, isDecoded) {
 			return false
 		}
 	}
@@ -897,9 +899,6 @@ func fits(root, s *schema, value json.RawMessage) bool {
 // which clients would refuse the whole list, and says what it has lost. It returns nil if the
 // definition is of no use then.
 func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, problem string) {
-	if members(item).object("execution").text("taskSupport") == "required" {
-		return nil, " needs tasks: left out"
-	}
 	item = completeSchema(item, "", nil)
 	c := argumentCheck{root: mcpSchema, left: 16*len(item) + 1<<16, repairs: true}
 	wrong := c.value(c.root.Defs[key], &item)

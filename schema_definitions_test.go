@@ -238,8 +238,6 @@ func TestUnusableDefinitionsAreLeftOut(t *testing.T) {
 		{"tools", `{"name":"x"}`, `"inputSchema" is required`},
 		{"tools", `{"name":"x","inputSchema":{"type":"array"}}`, `"inputSchema.type": want one of "object"`},
 		{"tools", `{"name":"x","inputSchema":{"properties":{}},"title":1}`, `"inputSchema.type" is required`},
-		{"tools", `{"name":"x","inputSchema":{"type":"object"},"execution":{"taskSupport":"required"}}`,
-			"needs tasks"},
 		{"tools", "null", "want object"},
 		{"prompts", `{"name":null}`, `"name": want string`},
 		{"resources", `{"name":"x"}`, `"uri" is required`},
