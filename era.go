@@ -389,21 +389,34 @@ func parseIdentity(h http.Header, method string, identity object) (c clientProfi
 	c.caps = parseClientCaps(caps)
 	c.level = identity.text(metaLogLevel)
 	c.name = clientName(identity.object(metaClientInfo))
-	switch {
-	case !isText:
-		err = rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)
-	case caps == nil:
-		err = rpcErrorf(codeInvalidParams, "_meta needs an object %q", metaClientCaps)
+	wrong := []error{checkHeader(h, methodHeader, "method", quote(method))}
+	if !isText {
+		wrong = append(wrong, rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol))
 	}
-	err = cmp.Or(
-		checkHeader(h, methodHeader, "method", quote(method)),
-		err,
-		checkHeader(h, protocolHeader, metaProtocol, version),
-		checkVersion(text))
-	if err == nil && level != nil {
-		err = checkLogLevel(c.level)
+	if caps == nil {
+		wrong = append(wrong, rpcErrorf(codeInvalidParams, "_meta needs an object %q", metaClientCaps))
 	}
-	return c, err
+	wrong = append(wrong, checkHeader(h, protocolHeader, metaProtocol, version))
+	if isText {
+		wrong = append(wrong, checkVersion(text))
+	}
+	if level != nil {
+		wrong = append(wrong, checkLogLevel(c.level))
+	}
+	return c, firstOf(wrong)
+}
+
+// firstOf returns the first of errors, nil for none, with the texts of all.
+func firstOf(errs []error) error {
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	if len(errs) == 0 {
+		return nil
+	}
+	first := *asRPCError(errs[0])
+	for _, err := range errs[1:] {
+		first.Message += "; " + err.Error()
+	}
+	return &first
 }
 
 // checkVersion returns an error for any version but the one without sessions.

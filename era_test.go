@@ -40,6 +40,8 @@ var modernRequests = []struct {
 	{"no Mcp-Method", "Mcp-Method:", "-", "tools/list", "", -32020, `Mcp-Method is \"\"`},
 	{"another Mcp-Method", "Mcp-Method: tools/call", "", "tools/list", "", codeHeaderMismatch,
 		`the body's \"method\" is \"tools/list\"`},
+	{"nothing at all", "Mcp-Method:", "-", "tools/list", "", codeHeaderMismatch,
+		`protocolVersion\"; _meta needs an object \"io.modelcontextprotocol/clientCapabilities`},
 	{"no _meta", "", "-", "tools/list", "", codeInvalidParams, "protocolVersion"},
 	{"_meta without capabilities", laterVersion, metaNow, "tools/list", "", codeInvalidParams,
 		"clientCapabilities"},

@@ -394,6 +394,8 @@ func firstSentence(text string) string {
 type argumentError struct {
 	keys []string      // that lead to the argument, the innermost first
 	text func() string // what is wrong, after the parameter's name
+
+	isConstant bool // the schema accepts one value only, and this is another
 }
 
 func (e *argumentError) Error() string {
@@ -589,13 +591,14 @@ func (c *argumentCheck) drop(wrong *argumentError) {
 // misfit returns the error for a value that a schema does not accept. It does not repeat the
 // value, which may be secret.
 func (c *argumentCheck) misfit(s *schema, value json.RawMessage) *argumentError {
-	return &argumentError{text: func() string {
+	text := func() string {
 		want := ": want " + c.wanted(s)
 		if s.values() != nil || s.Format != "" {
 			return want
 		}
 		return want + ", got " + jsonType(value)
-	}}
+	}
+	return &argumentError{text: text, isConstant: len(s.values()) == 1}
 }
 
 // wanted describes the values that a schema accepts. Call it only if the check of a value
@@ -625,7 +628,8 @@ func (c *argumentCheck) wanted(s *schema) string {
 }
 
 // alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits, but
-// only one accepts a value of this type, the error is about the member that it refuses.
+// only one accepts a value of this type, or of this type with these constants, the error is about
+// the member that it refuses.
 func (c *argumentCheck) alternatives(s *schema, value *json.RawMessage) *argumentError {
 	list := s.alternatives()
 	var inside []*argumentError
@@ -638,7 +642,11 @@ func (c *argumentCheck) alternatives(s *schema, value *json.RawMessage) *argumen
 			inside = append(inside, wrong)
 		}
 	}
+	isSelected := func(e *argumentError) bool { return !e.isConstant }
+	selected := slices.IndexFunc(inside, isSelected)
 	switch {
+	case selected >= 0 && !slices.ContainsFunc(inside[selected+1:], isSelected):
+		return inside[selected]
 	case len(inside) == 1:
 		return inside[0]
 	case len(list) > 0:
@@ -662,7 +670,7 @@ func (c *argumentCheck) object(s *schema, value *json.RawMessage) *argumentError
 			c.left -= len(s.Properties)
 		}
 		if additional && s.Additional.forbidden || s.isMisspelt(f.key) {
-			return &argumentError{[]string{f.key}, func() string {
+			return &argumentError{keys: []string{f.key}, text: func() string {
 				return " is unknown: want " + strings.Join(sortedKeys(s.Properties), ", ")
 			}}
 		}
@@ -687,7 +695,7 @@ func (c *argumentCheck) object(s *schema, value *json.RawMessage) *argumentError
 	}
 	for _, name := range s.Required {
 		if list.get(name) == nil {
-			return &argumentError{[]string{name}, func() string {
+			return &argumentError{keys: []string{name}, text: func() string {
 				types := strings.Join(s.property(name).Type, " or ")
 				return strings.TrimSuffix(" is required: "+types, ": ")
 			}}

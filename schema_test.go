@@ -576,3 +576,23 @@ func FuzzCheckArguments(f *testing.F) {
 		}
 	})
 }
+
+// If the alternatives of a union differ in a constant, the error is about the one that the constant
+// of the value selects.
+func TestUnionErrorFollowsTheConstant(t *testing.T) {
+	t.Parallel()
+	shape := func(kind, size string) string {
+		return `{"type":"object","properties":{"kind":{"const":"` + kind + `"},"` + size +
+			`":{"type":"integer"}},"required":["kind","` + size + `"]}`
+	}
+	m := methodOf(t, "go", `"inputSchema":{"type":"object","properties":{"shape":{"anyOf":[`+
+		shape("circle", "radius")+`,`+shape("square", "side")+`]}}}`)
+	for given, want := range map[string]string{
+		`{"kind":"circle","radius":"x"}`: `parameter "shape.radius": want integer, got string`,
+		`{"kind":"square","radius":1}`:   `parameter "shape.side" is required: integer`,
+		`{"kind":"cube"}`:                `parameter "shape": want object`,
+	} {
+		_, err := m.checkArguments(json.RawMessage(`{"shape":`+given+`}`))
+		checkContains(t, given, fmt.Sprint(err), want)
+	}
+}
