@@ -922,7 +922,8 @@ func (o *moduleOwner) startProcess(w *Worker) (err error) {
 	}
 	m := o.latest.Load()
 	isServed := m.pool == p
-	w.shakeHands(p.Kind.singleFile() || isServed && !m.Stateless || p.refusesDiscover.Load())
+	begins := !m.Stateless || m.Sessions && w.hasSession()
+	w.shakeHands(p.Kind.singleFile() || isServed && begins || p.refusesDiscover.Load())
 	if isServed {
 		w.listsChanged() // perhaps, since the manifest was made
 	}

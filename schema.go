@@ -871,6 +871,7 @@ type manifest struct {
 	About     string                       // of which the first sentence counts; "" for none
 	Problems  []string                     // for the module's author
 	Stateless bool                         // it speaks a revision without sessions
+	Sessions  bool                         // it is stateless, and also speaks a revision with sessions
 	Hash      string                       // see hash; "" until the manifest is published
 	Parts     parts                        // of the module, when the manifest was cached
 }

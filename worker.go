@@ -123,6 +123,7 @@ type Worker struct {
 	caps      clientCaps         // what usher declares that the process can ask its clients for
 	room      *slot[*Principal]  // its place among the processes of the module; nil if it needs none
 	stateless bool               // it speaks statelessProtocol; constant once ready is closed
+	sessions  bool               // it has said that it also speaks a revision with sessions; constant as well
 	info      object             // the module's description of itself in the handshake; constant as well
 	ctx       context.Context    // ends when workerStopping begins, or usher ends
 	cancel    context.CancelFunc // ends ctx; for advance only
@@ -185,6 +186,9 @@ func newWorker(p *pool, owner Caller) *Worker {
 	}
 	return w
 }
+
+// hasSession reports whether the process serves one session.
+func (w *Worker) hasSession() bool { return w.owner.Member != nil && !w.owner.Sessionless }
 
 // confirms reports whether the process confirms cancellations, as usher's own shims do.
 func (w *Worker) confirms() bool { return w.pool.Kind.singleFile() }
@@ -737,6 +741,7 @@ func (w *Worker) discover(ctx context.Context) bool {
 	var versions []string
 	_ = json.Unmarshal(result.get("supportedVersions"), &versions)
 	w.stateless = slices.Contains(versions, statelessProtocol)
+	w.sessions = slices.ContainsFunc(versions, hasSessions)
 	if w.stateless {
 		w.info = result
 		c := newCall(ctx, Caller{})
@@ -786,6 +791,7 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 		Lists:     make(map[string][]json.RawMessage),
 		About:     w.info.text("instructions"),
 		Stateless: w.stateless,
+		Sessions:  w.sessions,
 	}
 	// usher's own runtimes list here the functions that they can't offer.
 	problems := members(w.capability("experimental")).object("usher/problems").get("problems")
@@ -820,8 +826,8 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 }
 
 // list returns the whole list under a key of listTable, read page by page. The list of a module
-// without the capability is empty. The error of a later page, or of one that leads on but contains
-// nothing new, comes with the earlier pages.
+// without the capability is empty. The error of a later page, or of pages that repeat, comes with the
+// earlier pages.
 func (w *Worker) list(ctx context.Context, key string) (all []json.RawMessage, _ error) {
 	method := listTable[key].method
 	capability, _, _ := strings.Cut(method, "/")
@@ -829,7 +835,8 @@ func (w *Worker) list(ctx context.Context, key string) (all []json.RawMessage, _
 		return nil, nil
 	}
 	params := object{}
-	seen := make(map[string]bool) // ids of items
+	seen := make(map[string]bool) // cursors, and ids of items
+	stale := 0                    // pages in a row that brought nothing new
 	for size := 0; size < maxList; {
 		result, err := w.query(ctx, method, params)
 		if err != nil {
@@ -843,16 +850,21 @@ func (w *Worker) list(ctx context.Context, key string) (all []json.RawMessage, _
 		}
 		known := len(seen)
 		for _, item := range page {
-			seen[members(item).text(listTable[key].id)] = true
+			seen["="+members(item).text(listTable[key].id)] = true
+		}
+		stale++
+		if len(seen) > known || all == nil {
+			stale = 0
+			all = append(append([]json.RawMessage{}, all...), page...)
 		}
 		cursor := result.get("nextCursor")
-		if all != nil && len(seen) == known && !isNull(cursor) {
-			return all, rpcErrorf(codeInternal, "%s: pages repeat", method)
-		}
-		all = append(append([]json.RawMessage{}, all...), page...)
 		if isNull(cursor) {
 			return all, nil
 		}
+		if stale == 3 || seen[string(cursor)] {
+			return all, rpcErrorf(codeInternal, "%s: pages repeat", method)
+		}
+		seen[string(cursor)] = true
 		params = object{{"cursor", cursor}}
 	}
 	return all, rpcErrorf(codeInternal, "%s: the list is larger than %s", method, formatSize(maxList))
