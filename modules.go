@@ -911,7 +911,7 @@ func (o *moduleOwner) startProcess(w *Worker) (err error) {
 	l, err := o.launch(p)
 	if err == nil {
 		l.Env = append(slices.Clip(l.Env), insideOf(p.Source))
-		err = startError(w.spawn(l, r.groups))
+		err = w.spawn(l, r.groups)
 	}
 	if _, isFault := errors.AsType[*fault](err); err != nil && !isFault {
 		return w.fault("can't start: " + errText(err)).

@@ -57,8 +57,7 @@ func TestFoldersAreSearched(t *testing.T) {
 	out, _, _ := usher(t, "modules", "-scope", dir, dir)
 	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
 		"gone.usher\n  not hosted: no such file",
-		"no_line\" can't start: it must begin with a line such as #!/bin/sh ",
-		`crlf" can't start: it must begin with a line such as #!/bin/sh that ends with \n and names a program`)
+		"/no_line.usher: exec format error", "/crlf.usher: no such file or directory")
 }
 
 // A call after an edit reaches the new version, and no call under way fails. A call of an unknown

@@ -21,7 +21,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 )
 
 // runtimeFiles are the shims and starters of the languages.
@@ -321,14 +320,6 @@ func (l launch) resolve() (launch, error) {
 		}
 	}
 	return l, fmt.Errorf("%s does not exist, or can't be executed", l.Path)
-}
-
-// startError explains a system error from starting a program that exists.
-func startError(err error) error {
-	if errors.Is(err, syscall.ENOEXEC) || errors.Is(err, fs.ErrNotExist) {
-		return errors.New(`it must begin with a line such as #!/bin/sh that ends with \n and names a program`)
-	}
-	return err
 }
 
 // variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a
