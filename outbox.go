@@ -96,20 +96,13 @@ func (o *outbox) end() { o.answer(nil, nil, true) }
 // startLocked makes the outbox a stream, if the client accepts one and is connected. It
 // reports whether the outbox is a stream that accepts messages. The caller holds o.mu.
 func (o *outbox) startLocked() bool {
-	if o.ended {
-		return false
+	if o.more == nil && !o.ended && o.write != nil && o.ctx.Err() == nil {
+		o.more = make(chan struct{}, 1)
+		o.done = make(chan struct{})
+		o.queueLocked(outEvent{})
+		go o.writeLoop()
 	}
-	if o.more != nil {
-		return true
-	}
-	if o.write == nil || o.ctx.Err() != nil {
-		return false
-	}
-	o.more = make(chan struct{}, 1)
-	o.done = make(chan struct{})
-	o.queueLocked(outEvent{})
-	go o.writeLoop()
-	return true
+	return o.more != nil && !o.ended
 }
 
 // queueLocked queues an event, wakes the writer, and reports whether the event may arrive. If
