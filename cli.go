@@ -184,13 +184,15 @@ func explainFlag(fs *flag.FlagSet, err error) error {
 	}
 	var known []string
 	fs.VisitAll(func(f *flag.Flag) { known = append(known, f.Name) })
-	return usageErrorf("unknown flag -%s: %s", unknown, cmp.Or(didYouMean("-", unknown, known), "see usher help"))
+	return usageErrorf(
+		"unknown flag -%s: %s",
+		unknown,
+		cmp.Or(didYouMean("-", unknown, known), "see usher help"),
+	)
 }
 
 // synonyms maps commands and flags of other programs to those of usher.
 var synonyms = map[string]string{
-	"list":   "modules",
-	"status": "modules",
 	"revoke": "claim revoke",
 	"port":   "addr",
 }

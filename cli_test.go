@@ -311,7 +311,8 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"serve -open=yes", 2, "-open: want true or false"},
 		{"serve -watch=yes", 2, "-watch: want true or false"},
 		{"call a x Ada -dir DIR", 2, "want name=value words, or one JSON object"},
-		{"call none x -dir DIR", 1, "none.usher.sh has no methods: docs/modules.md says what makes a function one"},
+		{"call none x -dir DIR", 1, "none.usher.sh has no methods: docs/modules.md says what " +
+			"makes a function one"},
 		{"modules -scope ", 2, "no such folder"},
 		{"modules -scope cli.go", 2, "no such folder"},
 		{"claim -base LOCKED", 1, "claims.lock"},
@@ -459,8 +460,29 @@ func TestResultIsPlainOnATerminal(t *testing.T) {
 func TestRevokeTakesSeveralCodes(t *testing.T) {
 	t.Parallel()
 	dir, base := tempDir(t), t.TempDir()
-	a, b, kept := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir), newClaimFor(t, base, dir)
-	revoked := wantUsher(t, 0, "", "claim", "revoke", "-base", base, strings.ToLower(a.Code.Dashed()))
+	a, b, kept := newClaimFor(
+		t,
+		base,
+		dir+"/proj",
+	), newClaimFor(
+		t,
+		base,
+		dir,
+	), newClaimFor(
+		t,
+		base,
+		dir,
+	)
+	revoked := wantUsher(
+		t,
+		0,
+		"",
+		"claim",
+		"revoke",
+		"-base",
+		base,
+		strings.ToLower(a.Code.Dashed()),
+	)
 	golden(t, "revoke", revoked, dir, base)
 	out, errs, code := usher(t, "claim", "revoke", "-base", base, a.Code.Reveal(),
 		"222222", b.Code.Dashed())
@@ -490,7 +512,8 @@ func TestDataFolderIsPrivate(t *testing.T) {
 		must(t, os.Chmod(base+folder, 0o755))
 		out, _, _ := usher(t, claim...)
 		checkContains(t, "usher claim", out, "Claim code: ")
-		if os.Chmod(base+folder, 0o700) == nil && os.Chown(base+folder, 1234, -1) == nil { // only root may
+		if os.Chmod(base+folder, 0o700) == nil &&
+			os.Chown(base+folder, 1234, -1) == nil { // only root may
 			wantUsher(t, 1, "another user", claim...)
 		}
 	}

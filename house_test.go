@@ -301,7 +301,11 @@ func TestGroups(t *testing.T) {
 		}
 		slices.Sort(group)
 		if len(group) > maxGroup && group[0] == file {
-			t.Errorf("%s depend on each other: want at most %d files", strings.Join(group, ", "), maxGroup)
+			t.Errorf(
+				"%s depend on each other: want at most %d files",
+				strings.Join(group, ", "),
+				maxGroup,
+			)
 		}
 	}
 }

@@ -70,10 +70,21 @@ func TestProxyIsForeign(t *testing.T) {
 			post := func(version, path, body string) answer {
 				return d.raw(t, fmt.Sprintf("POST /%s HTTP/%s\r\nHost: localhost\r\n%s\r\n"+
 					"Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"+
-					"Connection: close\r\nContent-Length: %d\r\n\r\n%s", path, version, shown, len(body), body))
+					"Connection: close\r\nContent-Length: "+
+					"%d\r\n\r\n%s", path, version, shown, len(body), body))
 			}
-			wantStatus(t, "a delivery over HTTP/1.0", post("1.0", "webhook/a/handleIt", `{}`), row.webhook)
-			wantStatus(t, "a delivery over HTTP/1.1", post("1.1", "webhook/a/handleIt", `{}`), row.own)
+			wantStatus(
+				t,
+				"a delivery over HTTP/1.0",
+				post("1.0", "webhook/a/handleIt", `{}`),
+				row.webhook,
+			)
+			wantStatus(
+				t,
+				"a delivery over HTTP/1.1",
+				post("1.1", "webhook/a/handleIt", `{}`),
+				row.own,
+			)
 			if row.mcp != 0 {
 				wantStatus(t, "MCP over HTTP/1.0", post("1.0", "", initialize), row.mcp)
 				wantStatus(t, "MCP over HTTP/1.1", post("1.1", "", initialize), 200)
@@ -215,7 +226,9 @@ func FuzzAdmit(f *testing.F) {
 		if policy.admit(r) != nil {
 			return
 		}
-		name := strings.ToLower(strings.TrimSuffix(strings.Trim(port.ReplaceAllString(host, ""), "[]"), "."))
+		name := strings.ToLower(
+			strings.TrimSuffix(strings.Trim(port.ReplaceAllString(host, ""), "[]"), "."),
+		)
 		_, bare := netip.ParseAddr(host) // an IPv6 address without brackets has no port
 		if _, err := netip.ParseAddr(name); err != nil && bare != nil &&
 			name != "usher.example.com" && !local(name) {

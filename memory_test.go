@@ -43,10 +43,13 @@ var carriers = map[string]struct {
 	}},
 	"an answer": {2, everyone, func(_ *testing.T, b *bubble) { // and the body
 		b.unread = true
-		b.begin(b.open(protocols[0]).Asking("tools/call", strings.Replace(waitFor600, "600", "0", 1)))
+		b.begin(
+			b.open(protocols[0]).Asking("tools/call", strings.Replace(waitFor600, "600", "0", 1)),
+		)
 	}},
 	"an answer as a stream": {2, everyone, func(_ *testing.T, b *bubble) {
-		req := b.open(protocols[0]).Asking("tools/call", strings.Replace(waitFor600, "600", "20", 1))
+		req := b.open(protocols[0]).
+			Asking("tools/call", strings.Replace(waitFor600, "600", "20", 1))
 		b.unread = true
 		b.begin(req)
 		pass(20 * time.Second)
@@ -59,7 +62,14 @@ var carriers = map[string]struct {
 		b.says(object{{"level", quote("error")}, {"data", quote(carried)}})
 	}},
 	"the arguments of a suspended call": {1, everyone, func(t *testing.T, b *bubble) {
-		askState(t, b.Modern("tools/call", `{"name":"m_ask","arguments":{"x":"`+carried+`"},`+withForms+`}`), 1)
+		askState(
+			t,
+			b.Modern(
+				"tools/call",
+				`{"name":"m_ask","arguments":{"x":"`+carried+`"},`+withForms+`}`,
+			),
+			1,
+		)
 	}},
 	"a delivery": {2, senders, func(_ *testing.T, b *bubble) { b.deliver(600) }},
 	"a delivery that only its signature proves": {2, senders, func(_ *testing.T, b *bubble) {
@@ -69,10 +79,14 @@ var carriers = map[string]struct {
 		b.sendRaw("POST /webhook/m/wait HTTP/1.1\r\n"+headers+"\r\n", len(body), body)
 	}},
 	"the answer to a delivery": {3, senders, func(_ *testing.T, b *bubble) { b.deliver(0) }},
-	"an error of a method": {2, senders, func(_ *testing.T, b *bubble) { // without the text, which is clipped
-		b.deliver(600)
-		b.answers(&Message{Err: rpcErrorf(codeInternal, "%s", carried)})
-	}},
+	"an error of a method": {
+		2,
+		senders,
+		func(_ *testing.T, b *bubble) { // without the text, which is clipped
+			b.deliver(600)
+			b.answers(&Message{Err: rpcErrorf(codeInternal, "%s", carried)})
+		},
+	},
 	"the headers of a _response": {3, senders, func(_ *testing.T, b *bubble) {
 		b.deliver(600)
 		response := `{"_response":{"headers":{"X-Own":"` + carried + `"}}}`
@@ -110,7 +124,12 @@ func TestBytesAreCounted(t *testing.T) {
 			if want := float64(carrier.counts); got < want-0.1 || got > want+0.1 {
 				t.Errorf("it counts %.2f times its size, want %v times", got, want)
 			}
-			check(t, "bytes of others", m.known.all+m.unknown.all, m.reserve(carrier.of).counter.count(carrier.of))
+			check(
+				t,
+				"bytes of others",
+				m.known.all+m.unknown.all,
+				m.reserve(carrier.of).counter.count(carrier.of),
+			)
 			b.hangUp()
 			pass(11 * time.Minute)
 			check(t, "bytes in the end", m.known.all+m.unknown.all, 0)
@@ -123,7 +142,10 @@ func (b *bubble) arrive(head string) { b.sendRaw(head, carriedSize+1, carried) }
 
 // sendRaw sends a request, and reads nothing of the answer.
 func (b *bubble) sendRaw(head string, length int, body string) {
-	conn := b.dial(fmt.Sprintf("%sHost: localhost\r\nContent-Length: %d\r\n\r\n%s", head, length, body), false)
+	conn := b.dial(
+		fmt.Sprintf("%sHost: localhost\r\nContent-Length: %d\r\n\r\n%s", head, length, body),
+		false,
+	)
 	b.hangUps = append(b.hangUps, func() { conn.Close() })
 }
 

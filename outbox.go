@@ -46,8 +46,7 @@ func (o *outbox) send(msg []byte) bool {
 }
 
 // sendOwn queues an event that counts for nobody: an error, or one of usher's own notifications.
-// It reports whether the event may arrive.
-func (o *outbox) sendOwn(name string, msg []byte) bool { return o.sendEvent(outEvent{name, msg, 0}) }
+func (o *outbox) sendOwn(name string, msg []byte) { o.sendEvent(outEvent{name, msg, 0}) }
 
 // sendEvent is send for an event.
 func (o *outbox) sendEvent(e outEvent) bool {

@@ -139,7 +139,7 @@ func TestProcessWithoutStdinEnds(t *testing.T) {
 	w := testWorker(kindExecutable, false, Caller{})
 	must(t, w.spawn(launch{Path: "/bin/sh", Args: []string{"-c", "exec <&-; sleep 600"}}, g))
 	await(t, "its end", func() bool {
-		w.send(nil, []byte("{}"))
+		w.send([]byte("{}"))
 		return !w.alive()
 	})
 	<-w.done

@@ -228,7 +228,9 @@ func configModules(raw []byte, dir string) ([]source, error) {
 	}
 	servers := members(raw).object("mcpServers")
 	if servers == nil {
-		return nil, errors.New(`no "mcpServers" (not "servers"): want {"mcpServers": {"NAME": {"command": "…"}}}`)
+		return nil, errors.New(
+			`no "mcpServers" (not "servers"): want {"mcpServers": {"NAME": {"command": "…"}}}`,
+		)
 	}
 	var list []source
 	for _, server := range servers {

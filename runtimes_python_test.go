@@ -208,11 +208,20 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 		"null": {"x = 1\x00", "null.usher.py: "},
 		"fast": {"from fastmcp import FastMCP\nmcp = FastMCP('x')\n@mcp.tool\ndef f(): ...\n",
 			"fast.usher.py: " + server + `{"command": "python3", "args": ["fast.py"]}`},
-		"sdk":   {"import mcp.server.lowlevel as low\ns = low.Server('x')\n", "sdk.usher.py: " + server},
-		"alias": {"from mcp.server.fastmcp import FastMCP as F\ns = F('x')\n", "alias.usher.py: " + server},
+		"sdk": {
+			"import mcp.server.lowlevel as low\ns = low.Server('x')\n",
+			"sdk.usher.py: " + server,
+		},
+		"alias": {
+			"from mcp.server.fastmcp import FastMCP as F\ns = F('x')\n",
+			"alias.usher.py: " + server,
+		},
 		"packed": {"from .lib import f\n",
 			"with no known parent package: a module is in no package: write import NAME"},
-		"client": {"from fastmcp import Client\ndef f(): ...\n", "No module named 'fastmcp': install it"},
+		"client": {
+			"from fastmcp import Client\ndef f(): ...\n",
+			"No module named 'fastmcp': install it",
+		},
 	}
 	for name, file := range files {
 		write(t, dir+"/"+name+".usher.py", file.text)
@@ -240,9 +249,16 @@ func TestPythonNotesWhatIsMissing(t *testing.T) {
 			"f: b may be anything, because usher does not know the type Shape"},
 		"callable": {"import typing\ndef f(a: typing.Callable[[int], int]): pass\n", "f",
 			"f: a may be anything, because usher does not know the type Callable"},
-		"any": {"import typing as t\nT = t.TypeVar('T')\ndef f(a: t.Any, b: object, c: T, d): pass\n", "f", ""},
-		"exported": {"__all__ = ['a', 'join']\nfrom os.path import join\ndef a(): pass\ndef b(): pass\n",
-			"a", ""},
+		"any": {
+			"import typing as t\nT = t.TypeVar('T')\ndef f(a: t.Any, b: object, c: T, d): pass\n",
+			"f",
+			"",
+		},
+		"exported": {
+			"__all__ = ['a', 'join']\nfrom os.path import join\ndef a(): pass\ndef b(): pass\n",
+			"a",
+			"",
+		},
 		"builtin": {"def f(): pass\nf = len\ndef g(): pass\n", "g",
 			"f is not offered: its value, a builtin_function_or_method, is not defined in this file"},
 		"imported": {"def f(): pass\nfrom os.path import join as f\ndef g(): pass\n", "g",

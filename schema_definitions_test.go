@@ -115,7 +115,9 @@ func definitionWith(definition json.RawMessage, path []string, value string) jso
 	}
 	if path[0] == "0" {
 		item := `{"name":"a","src":"x:y"}`
-		return json.RawMessage("[" + string(definitionWith(json.RawMessage(item), path[1:], value)) + "]")
+		return json.RawMessage(
+			"[" + string(definitionWith(json.RawMessage(item), path[1:], value)) + "]",
+		)
 	}
 	o := members(definition)
 	inside := o.get(path[0])
@@ -133,7 +135,12 @@ func TestDefinitionsKeepWhatMCPAllows(t *testing.T) {
 		for value := range strings.SplitSeq(allowed, " ") {
 			definition := definitionWith(within, steps, value)
 			cleaned, problem := cleanDefinition(key, definition)
-			check(t, key+" with "+path+" "+value, mcptest.Canonical(cleaned), mcptest.Canonical(definition))
+			check(
+				t,
+				key+" with "+path+" "+value,
+				mcptest.Canonical(cleaned),
+				mcptest.Canonical(definition),
+			)
 			check(t, "problem of "+path+" "+value, problem, "")
 		}
 		for value := range strings.SplitSeq(anyValues, " ") {
@@ -226,7 +233,12 @@ func TestPagesEnd(t *testing.T) {
 			}
 			check(t, "tools of "+out, strings.Join(tools, " "), tt.want)
 			checkContains(t, "usher modules", out, tt.note)
-			check(t, "there is a note", strings.Contains(out, "note:"), tt.note != "" && !strings.HasPrefix(tt.note, "not"))
+			check(
+				t,
+				"there is a note",
+				strings.Contains(out, "note:"),
+				tt.note != "" && !strings.HasPrefix(tt.note, "not"),
+			)
 		})
 	}
 }
@@ -256,30 +268,46 @@ func TestDefinitionsAreWrittenOtherwise(t *testing.T) {
 		{`"properties":{"a":true,"b":false}`, `"properties":{"a":{},"b":{"not":{}}}`},
 		{`"additionalProperties":false`, `"additionalProperties":false`},
 		{`"properties":{"a":{"type":"array"}}`, `"properties":{"a":{"type":"array","items":{}}}`},
-		{`"properties":{"a":{"type":["null","array"]}}`, `"properties":{"a":{"type":["null","array"],"items":{}}}`},
-		{`"properties":{"a":{"type":"string","nullable":true}}`, `"properties":{"a":{"type":"string","nullable":true}}`},
+		{`"properties":{"a":{"type":["null",` +
+			`"array"]}}`, `"properties":{"a":{"type":["null","array"],"items":{}}}`},
+		{`"properties":{"a":{"type":"string",` +
+			`"nullable":true}}`, `"properties":{"a":{"type":"string","nullable":true}}`},
 		{`"$defs":{"a":{}},"$ref":"#/$defs/a"`, `"$defs":{"a":{}},"$ref":"#/$defs/a"`},
 		{`"properties":{"a":{},"inputSchema":{"$ref":"#/properties/a"}}`,
 			`"properties":{"a":{},"inputSchema":{"$ref":"#/properties/a"}}`},
 		{`"properties":{"pattern":{},"title":{}}`, `"properties":{"pattern":{},"title":{}}`},
 	} {
-		const begin, end = `{"name":"x","inputSchema":{"type":"object"},"outputSchema":{"type":"object",`, `}}`
+		const begin, end = `{"name":"x","inputSchema":{"type":"object"},` +
+			`"outputSchema":{"type":"object",`, `}}`
 		tool := json.RawMessage(begin + tt[0] + end)
 		cleaned, problem := cleanDefinition("tools", tool)
 		check(t, tt[0], mcptest.Canonical(cleaned), mcptest.Canonical(begin+tt[1]+end))
 		check(t, "problem of "+tt[0], problem, "")
 	}
-	cleaned, problem := cleanDefinition("tools", json.RawMessage(`{"name":"x","execution":{"taskSupport":"optional"},`+
-		`"inputSchema":{"type":"object"}}`))
-	check(t, "without execution", mcptest.Canonical(cleaned), `{"inputSchema":{"type":"object"},"name":"x"}`)
+	cleaned, problem := cleanDefinition(
+		"tools",
+		json.RawMessage(`{"name":"x","execution":{"taskSupport":"optional"},`+
+			`"inputSchema":{"type":"object"}}`),
+	)
+	check(
+		t,
+		"without execution",
+		mcptest.Canonical(cleaned),
+		`{"inputSchema":{"type":"object"},"name":"x"}`,
+	)
 	check(t, "problem", problem, "")
 }
 
 // A $ref that leads nowhere is dropped: the SDK would refuse the whole list.
 func TestReferencesLeadSomewhere(t *testing.T) {
-	for _, ref := range []string{"#/$defs/Missing", "#/nowhere", "#a", "https://example.com/s", "#/$defs/A/properties/b"} {
-		cleaned, problem := cleanDefinition("tools", json.RawMessage(`{"name":"x","inputSchema":{"type":"object"},`+
-			`"outputSchema":{"type":"object","$defs":{"A":{}},"properties":{"a":{"items":{"$ref":"`+ref+`"}}}}}`))
+	for _, ref := range []string{"#/$defs/Missing", "#/nowhere", "#a",
+		"https://example.com/s", "#/$defs/A/properties/b"} {
+		cleaned, problem := cleanDefinition(
+			"tools",
+			json.RawMessage(`{"name":"x","inputSchema":{"type":"object"},`+
+				`"outputSchema":{"type":"object","$defs":{"A":{}},`+
+				`"properties":{"a":{"items":{"$ref":"`+ref+`"}}}}}`),
+		)
 		checkOmits(t, ref, cleaned, ref)
 		checkContains(t, "problem of "+ref, problem, `"outputSchema.properties.a.items.$ref"`)
 	}

@@ -319,11 +319,16 @@ func TestRoundedIntegersAreRefused(t *testing.T) {
 		`"_webhook":{},"i":9007199254740993`: "",
 	} {
 		for _, kind := range []string{"node", "python"} {
-			_, err := methodOf(t, kind, schema).checkArguments(json.RawMessage("{" + arguments + "}"))
+			_, err := methodOf(
+				t,
+				kind,
+				schema,
+			).checkArguments(json.RawMessage("{" + arguments + "}"))
 			if refused == "" || kind == "python" {
 				check(t, kind+" "+arguments, err, nil)
 			} else {
-				checkContains(t, kind+" "+arguments, fmt.Sprint(err), strconv.Quote(refused), "declare a string")
+				checkContains(t, kind+" "+arguments, fmt.Sprint(err), strconv.Quote(refused),
+					"declare a string")
 			}
 		}
 	}
@@ -382,7 +387,11 @@ func TestCheckEnds(t *testing.T) {
 		"List":{"anyOf":[{"type":"array","items":{"$ref":"#/$defs/List"}},{"type":"integer"}]}`
 	for i := range chain {
 		defs += fmt.Sprintf(`,"C%d":{"$ref":"#/$defs/C%d"}`, i, i+1)
-		defs += fmt.Sprintf(`,"D%d":{"anyOf":[{"$ref":"#/$defs/D%d"},{"$ref":"#/$defs/D%[2]d"}]}`, i, i+1)
+		defs += fmt.Sprintf(
+			`,"D%d":{"anyOf":[{"$ref":"#/$defs/D%d"},{"$ref":"#/$defs/D%[2]d"}]}`,
+			i,
+			i+1,
+		)
 	}
 	defs += fmt.Sprintf(`,"C%d":{"type":"array","items":{"$ref":"#/$defs/C0"}},"D%[1]d":{`+
 		`"type":"string"}}`, chain)
@@ -483,7 +492,12 @@ func TestBytesBecomeAResult(t *testing.T) {
 	} {
 		base64 := strings.Trim(string(marshal([]byte(data))), `"`)
 		got := methodResult(objectOf(`{"_meta":{"usher/bytes":"` + base64 + `"}}`))
-		check(t, fmt.Sprintf("%q", data), string(got.encode()), strings.ReplaceAll(want, "%s", base64))
+		check(
+			t,
+			fmt.Sprintf("%q", data),
+			string(got.encode()),
+			strings.ReplaceAll(want, "%s", base64),
+		)
 	}
 }
 
@@ -592,7 +606,7 @@ func TestUnionErrorFollowsTheConstant(t *testing.T) {
 		`{"kind":"square","radius":1}`:   `parameter "shape.side" is required: integer`,
 		`{"kind":"cube"}`:                `parameter "shape": want object`,
 	} {
-		_, err := m.checkArguments(json.RawMessage(`{"shape":`+given+`}`))
+		_, err := m.checkArguments(json.RawMessage(`{"shape":` + given + `}`))
 		checkContains(t, given, fmt.Sprint(err), want)
 	}
 }

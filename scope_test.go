@@ -19,7 +19,13 @@ import (
 func twoProjects(t *testing.T) string {
 	t.Helper()
 	dir := tempDir(t)
-	writeFakes(t, dir, "proj/a: good tools=x,sleep,pid", "other/b: good tools=x", "projX/c: good tools=x")
+	writeFakes(
+		t,
+		dir,
+		"proj/a: good tools=x,sleep,pid",
+		"other/b: good tools=x",
+		"projX/c: good tools=x",
+	)
 	return dir
 }
 
@@ -217,8 +223,18 @@ func presentations(p, o, g, x string) []presentation {
 		{"an escaped name and a bad escape", url("%63laim=" + p + "%zz"), "", true},
 		{"an escaped name and a semicolon", url("?%63laim=" + p + ";x=1"), "", true},
 		{"the name as a value", url("x=%43laim"), "", true},
-		{"a slip in the URL, a valid code as bearer", presentAll(url("x=%zz"), bearer(p)), "", true},
-		{"a slip in the URL, a valid code in the header", presentAll(url("x=%zz"), inHeader(p)), p, false},
+		{
+			"a slip in the URL, a valid code as bearer",
+			presentAll(url("x=%zz"), bearer(p)),
+			"",
+			true,
+		},
+		{
+			"a slip in the URL, a valid code in the header",
+			presentAll(url("x=%zz"), inHeader(p)),
+			p,
+			false,
+		},
 		{"a tab after Bearer", setHeader("Authorization", "Bearer\t"+p), p, false},
 		{"spaces after Bearer", setHeader("Authorization", "bearer  \t "+p), p, false},
 		{"a bearer token beside another header",
@@ -227,8 +243,12 @@ func presentations(p, o, g, x string) []presentation {
 		{"an empty header beside a bearer token",
 			setHeader("Authorization", "", "Bearer eyJhbGciOiJIUzI1NiJ9.e30.x"), "", true},
 		{"headers joined to one", setHeader("Authorization", "Bearer "+p+", Basic eDp5"), "", true},
-		{"two headers without a bearer token", setHeader("Authorization", "Basic eDp5", "Basic eDp6"),
-			"", false},
+		{
+			"two headers without a bearer token",
+			setHeader("Authorization", "Basic eDp5", "Basic eDp6"),
+			"",
+			false,
+		},
 		{"a bearer token in wide letters", bearer("ＰＰＰＰＰＰ"), "", true},
 		{"an empty bearer token", setHeader("Authorization", "Bearer"), "", false},
 		{"an empty header beside a code", setHeader(claimHeader, "", p), "", true},
@@ -271,7 +291,12 @@ func TestScopeTable(t *testing.T) {
 	}
 	good := "[" + record(p, "/proj", time.Hour) + "," + record(o, "/other", time.Hour) + ","
 	d.putClaims(good + record(g, "/projX", time.Hour) + "]")
-	check(t, "the claim to be revoked", modernTools(alone, inHeader(g)), "c_x") // and the other was never used
+	check(
+		t,
+		"the claim to be revoked",
+		modernTools(alone, inHeader(g)),
+		"c_x",
+	) // and the other was never used
 	check(t, "another claim by HTTP+SSE",
 		listTools(connectSSE(t, d.URL, inHeader(p)).Client, inHeader(o)), "400")
 	d.putClaims(good + record(x, "/projX", -time.Second) + "]")
@@ -486,7 +511,8 @@ func FuzzPresentedCode(f *testing.F) {
 		words := strings.Fields(authorization)
 		isBearer := len(words) > 0 && strings.EqualFold(words[0], "bearer")
 		several := strings.Contains(authorization, ",") &&
-			regexp.MustCompile(`(?i)(^|,)[\pZ\s\v\x{85}]*bearer([\pZ\s\v\x{85}]|,|$)`).MatchString(authorization)
+			regexp.MustCompile(`(?i)(^|,)[\pZ\s\v\x{85}]*bearer([\pZ\s\v\x{85}]|,|$)`).
+				MatchString(authorization)
 		text := ""
 		switch {
 		case header != "":

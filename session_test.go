@@ -278,29 +278,33 @@ func TestRestartKeepsSessions(t *testing.T) {
 // Only the text that a table sealed opens.
 func FuzzSessionID(f *testing.F) {
 	table, other := newSessionTable(newSessionKey()), newSessionTable(newSessionKey())
-	f.Fuzz(func(t *testing.T, stranger, protocol string, caps uint16, code, dir string, at int, char byte) {
-		if !utf8.ValidString(protocol) || !utf8.ValidString(code) || !utf8.ValidString(dir) {
-			return
-		}
-		claim := claimID{Code(code), time.Time{}, dir}
-		origin := newSession(sessionOrigin{Protocol: protocol, Caps: clientCaps(caps), Claim: claim}).sessionOrigin
-		id := table.seal(origin)
-		if got, ok := table.unseal(id); !ok || !reflect.DeepEqual(got, origin) {
-			t.Fatalf("%+v came back as %+v, %v", origin, got, ok)
-		}
-		if _, ok := other.unseal(id); ok {
-			t.Fatal("another daemon's id is taken")
-		}
-		at = max(at, -at, 0) % len(id)
-		oneCharacter := id[:at] + string(char) + id[at+1:]
-		cases := []string{stranger, stranger + id, id + stranger, id[:at], oneCharacter,
-			id[at:] + id[:at]}
-		for _, forged := range cases {
-			if _, ok := table.unseal(forged); ok && forged != id {
-				t.Fatalf("%q opens, %q was sealed", forged, id)
+	f.Fuzz(
+		func(t *testing.T, stranger, protocol string, caps uint16, code, dir string, at int, char byte) {
+			if !utf8.ValidString(protocol) || !utf8.ValidString(code) || !utf8.ValidString(dir) {
+				return
 			}
-		}
-	})
+			claim := claimID{Code(code), time.Time{}, dir}
+			origin := newSession(
+				sessionOrigin{Protocol: protocol, Caps: clientCaps(caps), Claim: claim},
+			).sessionOrigin
+			id := table.seal(origin)
+			if got, ok := table.unseal(id); !ok || !reflect.DeepEqual(got, origin) {
+				t.Fatalf("%+v came back as %+v, %v", origin, got, ok)
+			}
+			if _, ok := other.unseal(id); ok {
+				t.Fatal("another daemon's id is taken")
+			}
+			at = max(at, -at, 0) % len(id)
+			oneCharacter := id[:at] + string(char) + id[at+1:]
+			cases := []string{stranger, stranger + id, id + stranger, id[:at], oneCharacter,
+				id[at:] + id[:at]}
+			for _, forged := range cases {
+				if _, ok := table.unseal(forged); ok && forged != id {
+					t.Fatalf("%q opens, %q was sealed", forged, id)
+				}
+			}
+		},
+	)
 }
 
 // The stream of a session whose claim has ended stays open.

@@ -438,7 +438,8 @@ func TestSignatureChallenges(t *testing.T) {
 		{"Zoom", `{"event":"meeting.started"}`, ""},
 		{"Zoom", `{"type":1}`, ""},
 		{"Zoom", `{"event":"endpoint.url_validation","payload":{}}`, ""},
-		{"Discord", `{"application_id":"1","id":"2","token":"x","type":1,"user":{},"version":1}`, `{"type":1}`},
+		{"Discord", `{"application_id":"1","id":"2","token":"x","type":1,"user":{},` +
+			`"version":1}`, `{"type":1}`},
 		{"Discord", `{"version":1,"application_id":"1","type":1,"event":{"type":"ENTITLEMENT_CREATE"}}`, ""},
 		{"Discord", `{"version":1,"application_id":"1","type":0}`, ""},
 		{"Discord", `{"type":1,"id":"2"}`, ""},
@@ -531,7 +532,12 @@ func TestUnusableSignatureServesNobody(t *testing.T) {
 		note, _, _ = strings.Cut(note, "\n")
 		checkContains(t, "the note in usher modules", note, "deliveries fail: ", p.said)
 	}
-	checkContains(t, "usher modules", report, "note: handleQuoted: the key in WH_QUOTED_SIGNING_SECRET has quotes")
+	checkContains(
+		t,
+		"usher modules",
+		report,
+		"note: handleQuoted: the key in WH_QUOTED_SIGNING_SECRET has quotes",
+	)
 }
 
 // No header, whatever is in it, is taken for a signature that was not made with the key.
@@ -563,7 +569,8 @@ func FuzzSignatureHeaders(f *testing.F) {
 		if strings.Contains(signature, "t=") { // another time
 			return
 		}
-		if len(signature) > maxSignatureSize/2 || len(headerWords(http.Header{"A": {signature}}, []string{"A"})) > 8 {
+		if len(signature) > maxSignatureSize/2 ||
+			len(headerWords(http.Header{"A": {signature}}, []string{"A"})) > 8 {
 			return
 		}
 		if verifySigned(scheme, key, h, body, now) != nil {

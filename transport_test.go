@@ -167,7 +167,8 @@ func TestRequestsAreChecked(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			method, path, header := "POST", "", tt.request
-			if line, rest, _ := strings.Cut(tt.request, "\n"); !strings.Contains(line, ":") && line != "" {
+			if line, rest, _ := strings.Cut(tt.request, "\n"); !strings.Contains(line, ":") &&
+				line != "" {
 				method, path, _ = strings.Cut(line, " ")
 				header = rest
 			}
@@ -260,7 +261,12 @@ func TestSSEMessagesCount(t *testing.T) {
 		c, x := b.openSSE("")
 		const size = 10_000
 		echo := strings.Repeat("x", size)
-		c.Post(c.Message("tools/call", `{"name":"m_wait","arguments":{"seconds":1,"echo":"`+echo+`"}}`))
+		c.Post(
+			c.Message(
+				"tools/call",
+				`{"name":"m_wait","arguments":{"seconds":1,"echo":"`+echo+`"}}`,
+			),
+		)
 		synctest.Wait()
 		held := heldBytes(b.server.memory)
 		check(t, "a call counts", held > size, true)
@@ -550,7 +556,8 @@ func TestStdioEndsAlthoughNobodyReads(t *testing.T) {
 	must(t, cmd.Start())
 	for _, line := range []string{
 		initializeWith(protocols[0], `{}`), initialized,
-		`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a_big","arguments":{"bytes":1000000}}}`,
+		`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a_big",` +
+			`"arguments":{"bytes":1000000}}}`,
 	} {
 		io.WriteString(in, line+"\n")
 	}

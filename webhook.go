@@ -267,7 +267,12 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 		if err != nil {
 			return nil, err
 		}
-		return d.tool.Call(ctx, Caller{Principal: senders, Running: running}, "tools/call", object{{"arguments", arguments}})
+		return d.tool.Call(
+			ctx,
+			Caller{Principal: senders, Running: running},
+			"tools/call",
+			object{{"arguments", arguments}},
+		)
 	})
 	if err != nil {
 		return nil, callError(running, err)
@@ -414,7 +419,11 @@ func parameters(h http.Header, body []byte, s *schema) (object, error) {
 		return jsonObject(body)
 	}
 	if err != nil || !areNamesUTF8(form) {
-		return nil, httpErrorf(http.StatusBadRequest, "the body is not a well-formed %s, with names in UTF-8", kind)
+		return nil, httpErrorf(
+			http.StatusBadRequest,
+			"the body is not a well-formed %s, with names in UTF-8",
+			kind,
+		)
 	}
 	return formParams(form, s), nil
 }

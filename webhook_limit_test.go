@@ -94,13 +94,28 @@ func TestSenderHangsUp(t *testing.T) {
 		hangUp()
 		synctest.Wait()
 		logged := func(what string) int { return strings.Count(log.String(), what) }
-		check(t, "calls that were not made", logged(`why="context canceled" note="the sender hung up"`), 1)
+		check(
+			t,
+			"calls that were not made",
+			logged(`why="context canceled" note="the sender hung up"`),
+			1,
+		)
 		check(t, "records before the calls end", logged("msg=delivery"), 1)
 		check(t, "deliveries in flight", h.inFlight.count(senders), int64(maxRunningOf))
 		<-time.After(11 * time.Second)
-		check(t, "calls that have ended", logged(`wait note="the sender hung up" status=200`), maxRunningOf-1)
+		check(
+			t,
+			"calls that have ended",
+			logged(`wait note="the sender hung up" status=200`),
+			maxRunningOf-1,
+		)
 		all.Wait()
-		check(t, "calls that took too long", logged(`(-webhook-timeout, -call-timeout)" note="the sender hung up"`), 1)
+		check(
+			t,
+			"calls that took too long",
+			logged(`(-webhook-timeout, -call-timeout)" note="the sender hung up"`),
+			1,
+		)
 	})
 }
 
@@ -251,7 +266,12 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 
 // webhooksOf returns the webhooks of modules, which take the secret or, with the key "k", a signature.
 func webhooksOf(modules *Registry) *testWebhooks {
-	config := webhookConfig{secret: testSecret, open: true, acceptSignatures: true, timeout: time.Minute}
+	config := webhookConfig{
+		secret:           testSecret,
+		open:             true,
+		acceptSignatures: true,
+		timeout:          time.Minute,
+	}
 	return &testWebhooks{newMemory(1<<20, strangers), &Webhooks{
 		webhookConfig: config,
 		modules:       modules,
@@ -277,7 +297,10 @@ func (h *testWebhooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // answer answers a request with headers, as for setHeaders, to a path below /webhook/.
-func (h *testWebhooks) answer(method, path, headers string, body io.Reader) *httptest.ResponseRecorder {
+func (h *testWebhooks) answer(
+	method, path, headers string,
+	body io.Reader,
+) *httptest.ResponseRecorder {
 	w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/webhook/"+path, body)
 	setHeaders(r, headers)
 	h.ServeHTTP(w, r)
@@ -338,7 +361,11 @@ func TestWebhookAnswerNeedsRoom(t *testing.T) {
 			used.release(senders, full)
 		}
 		for _, part := range []string{"headers", "body"} {
-			a := &webhookAnswer{Status: 201, Headers: map[string]string{"X-Own": "x"}, Body: []byte(`"x"`)}
+			a := &webhookAnswer{
+				Status:  201,
+				Headers: map[string]string{"X-Own": "x"},
+				Body:    []byte(`"x"`),
+			}
 			if part == "headers" {
 				a.Headers["X-Own"] = strings.Repeat("x", size)
 			} else {

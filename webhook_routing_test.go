@@ -271,11 +271,17 @@ func TestNearlyWebhookPathIsLogged(t *testing.T) {
 		"Webhook/github/push": "/***/github/push", "web-hook/R3K9QZ": "/web-hook/***",
 		"webhook/R3K-9QZ/push": "***-***/push", "webhook/github/a_very_long_name": "github/a_very_long_name",
 	} {
-		a := d.raw(t, "POST /"+path+" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+		a := d.raw(
+			t,
+			"POST /"+path+" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+		)
 		checkError(t, path, a, 404)
 		d.awaitLog(t, "path="+logged+" why=")
 	}
-	a := d.raw(t, "POST /hookah/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+	a := d.raw(
+		t,
+		"POST /hookah/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+	)
 	checkContains(t, "another path", a.Body, "jsonrpc")
 }
 
@@ -460,9 +466,21 @@ func TestSignedNeedsNoSecret(t *testing.T) {
 				check(t, what+": WWW-Authenticate", a.Header.Get("WWW-Authenticate"), want)
 			}
 			said := d.Out.String() + d.Log.String()
-			check(t, "the banner says that unsigned webhooks are off",
-				strings.Contains(said, "Webhooks are off unless signed"), row.off && row.headers == nil)
-			check(t, "the log says so of a delivery", strings.Contains(said, "see -open-webhooks"), row.off)
+			check(
+				t,
+				"the banner says that unsigned webhooks are off",
+				strings.Contains(
+					said,
+					"Webhooks are off unless signed",
+				),
+				row.off && row.headers == nil,
+			)
+			check(
+				t,
+				"the log says so of a delivery",
+				strings.Contains(said, "see -open-webhooks"),
+				row.off,
+			)
 		})
 	}
 }
@@ -518,7 +536,10 @@ var hookClient = &http.Client{
 
 // hookRequest returns a request to a path below /webhook/. Headers are "Name: value".
 // There is no content type unless one is given.
-func (d *testDaemon) hookRequest(method, path, body string, headers ...string) (*http.Request, error) {
+func (d *testDaemon) hookRequest(
+	method, path, body string,
+	headers ...string,
+) (*http.Request, error) {
 	req, err := http.NewRequest(method, d.URL+"webhook/"+path, strings.NewReader(body))
 	if err != nil {
 		return nil, err

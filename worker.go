@@ -467,8 +467,8 @@ func (w *Worker) enqueue(c *call, line []byte) {
 	}
 }
 
-// send queues a message that is not a request: see enqueue.
-func (w *Worker) send(c *call, line []byte) { w.update(func() { w.enqueue(c, line) }) }
+// send queues a message of usher itself that is not a request: see enqueue.
+func (w *Worker) send(line []byte) { w.update(func() { w.enqueue(nil, line) }) }
 
 // startCall queues the request of a call. No other function writes a request to the process. It
 // returns errNotSent if the process takes no more calls. The process answers the call unless
@@ -576,7 +576,7 @@ func (w *Worker) endCall(c *call, cancelled error) {
 	}
 	if notify {
 		params := object{{"requestId", json.RawMessage(c.id)}, {"reason", quote(cancelled.Error())}}
-		w.send(nil, encodeRequest(nil, "notifications/cancelled", params))
+		w.send(encodeRequest(nil, "notifications/cancelled", params))
 	}
 }
 
@@ -766,7 +766,7 @@ func (w *Worker) initialize(ctx context.Context) error {
 		return err
 	}
 	w.info = result
-	w.send(nil, encodeRequest(nil, "notifications/initialized", nil))
+	w.send(encodeRequest(nil, "notifications/initialized", nil))
 	return nil
 }
 
@@ -968,7 +968,7 @@ func (w *Worker) recipient(params object) (Caller, *call, error) {
 // the call.
 func (w *Worker) handleRequest(msg *Message) {
 	if msg.Method == "ping" {
-		w.send(nil, encodeResult(msg.ID, object{}))
+		w.send(encodeResult(msg.ID, object{}))
 		return
 	}
 	var a *clientRequest
@@ -976,7 +976,7 @@ func (w *Worker) handleRequest(msg *Message) {
 	w.update(func() { a, err = w.newAsk(msg) })
 	if err != nil {
 		w.log.Info("a request of the module to a client was refused", "method", msg.Method, "err", err)
-		w.send(nil, encodeError(msg.ID, err))
+		w.send(encodeError(msg.ID, err))
 		return
 	}
 	w.running.Go(func() { w.ask(a) })

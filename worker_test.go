@@ -303,7 +303,9 @@ func TestServersConfirmNothing(t *testing.T) {
 		must(t, w.startCall(c, "tools/call", nil))
 		w.takeAll()
 		w.endCall(c, errCancelled)
-		w.handle(&Message{Method: cancelConfirmed, Params: object{{"requestId", json.RawMessage(c.id)}}})
+		w.handle(
+			&Message{Method: cancelConfirmed, Params: object{{"requestId", json.RawMessage(c.id)}}},
+		)
 		check(t, "running calls at first", running.count(everyone), 1)
 		check(t, "the caller is kept", c.caller.Notify != nil, false)
 		pass(cancelTimeout + 2*sweepTime)
@@ -327,11 +329,17 @@ func TestQueuedMessagesEndWithTheirCall(t *testing.T) {
 				checkContains(t, "the request", w.takeInput(), "big")
 			}
 			must(t, w.startCall(other, "tools/call", nil))
-			w.send(c, encodeResult(json.RawMessage("7"), object{{"text", quote("secret")}}))
+			secret := encodeResult(json.RawMessage("7"), object{{"text", quote("secret")}})
+			w.update(func() { w.enqueue(c, secret) })
 			w.endCall(c, errCancelled)
 			input := w.takeAll()
 			checkOmits(t, "what is queued", input, "big", "secret")
-			check(t, "a cancellation follows", strings.Contains(input, "notifications/cancelled"), read)
+			check(
+				t,
+				"a cancellation follows",
+				strings.Contains(input, "notifications/cancelled"),
+				read,
+			)
 			checkContains(t, "what is queued", input, "tools/call")
 		})
 	}
@@ -354,7 +362,9 @@ func TestIDsAreTolerated(t *testing.T) {
 		})
 		check(t, id+": reports", reports, 1)
 		w.endCall(c, errCancelled)
-		w.handle(&Message{Method: cancelConfirmed, Params: object{{"requestId", json.RawMessage(id)}}})
+		w.handle(
+			&Message{Method: cancelConfirmed, Params: object{{"requestId", json.RawMessage(id)}}},
+		)
 		check(t, id+": the cancellation is confirmed", c.confirmed, true)
 		w.handle(&Message{ID: json.RawMessage(id), Result: noResult})
 		check(t, id+": calls after the answer", len(w.calls), 0)
@@ -532,7 +542,8 @@ while read -r line; do
 		result="{\"supportedVersions\":$versions,$about}";;
 	*'"initialize"'*)
 		first=${first:-initialize}
-		result="{\"protocolVersion\":\"2025-11-25\",\"serverInfo\":{\"name\":\"x\",\"version\":\"1\"},$about}";;
+		result="{\"protocolVersion\":\"2025-11-25\",\"serverInfo\":{\"name\":\"x\"," +
+			"\"version\":\"1\"},$about}";;
 	*'"tools/list"'*) result='{"tools":[{"name":"began","inputSchema":{"type":"object"}}]}';;
 	*'"tools/call"'*) result="{\"content\":[{\"type\":\"text\",\"text\":\"$first\"}]}";;
 	*) continue;;
