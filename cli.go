@@ -214,7 +214,7 @@ func didYouMean(prefix, word string, known []string) string {
 // should contain.
 func setupVersion(a *app, _ *flag.FlagSet) runFunc {
 	return func(context.Context, []string) error {
-		a.printf("usher %s (%s %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		a.printf("usher %s (%s)\n", version(), runtime.Version())
 		return nil
 	}
 }
@@ -671,8 +671,8 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		language := strings.Replace(ext, ".m", ".", 1)
 		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + language + ".txt")
 		if !ok || err != nil || checkModuleName(name) != nil {
-			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, and .usher. "+
-				"with go, py, js, mjs, ts, mts or sh, such as notes.usher.py", path)
+			return usageErrorf("FILE %q: want a module name such as notes.usher.py "+
+				"(or go, js, mjs, ts, sh)", path)
 		}
 		if err := writeFile(path, starter, os.O_EXCL, 0o644); err != nil {
 			return fmt.Errorf("writing a new file: %w", err)

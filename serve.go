@@ -173,6 +173,8 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
 			"or use -addr 127.0.0.1:%s without -allow-host and -public-url",
 			reachable, mcpFlags, port)
+	case f.webhooks.timeout <= 0:
+		return usageErrorf("-webhook-timeout: want more than 0")
 	}
 	return nil
 }

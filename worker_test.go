@@ -542,8 +542,8 @@ while read -r line; do
 		result="{\"supportedVersions\":$versions,$about}";;
 	*'"initialize"'*)
 		first=${first:-initialize}
-		result="{\"protocolVersion\":\"2025-11-25\",\"serverInfo\":{\"name\":\"x\"," +
-			"\"version\":\"1\"},$about}";;
+		server='"serverInfo":{"name":"x","version":"1"}'
+		result="{\"protocolVersion\":\"2025-11-25\",$server,$about}";;
 	*'"tools/list"'*) result='{"tools":[{"name":"began","inputSchema":{"type":"object"}}]}';;
 	*'"tools/call"'*) result="{\"content\":[{\"type\":\"text\",\"text\":\"$first\"}]}";;
 	*) continue;;
