@@ -117,6 +117,7 @@ type walkSession struct {
 // What each request of a random walk reaches is what the table "Who sees what" says.
 // USHER_MODEL_STEPS and USHER_MODEL_SEED determine the walk.
 func TestModel(t *testing.T) {
+	need(t, "sh")
 	long(t)
 	steps, err := strconv.Atoi(os.Getenv("USHER_MODEL_STEPS"))
 	if err != nil {

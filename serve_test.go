@@ -122,6 +122,7 @@ func TestLogBeginsAndEnds(t *testing.T) {
 
 // SIGHUP, which a closed terminal sends, ends a daemon in order, unless it is ignored.
 func TestHangUpEndsInOrder(t *testing.T) {
+	need(t, "sh")
 	t.Parallel()
 	dir := t.TempDir()
 	d := daemonOptions{ownProcess: true}.start(t, dir)
