@@ -290,10 +290,10 @@ func (p *pool) run(w *Worker) {
 		w.stop(err)
 		w.finish("")
 	}
-	if !w.started {
+	<-w.done
+	if !w.started { // only now failure says why
 		close(w.ready)
 	}
-	<-w.done
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	member := w.owner.Member

@@ -8,7 +8,7 @@
 // request need not say which call it belongs to. A request that names its call, as those of
 // usher's shims do, is for that call's client. In a process of one session, all requests are
 // for the session. In a process for the callers of one principal without sessions, a
-// request is for the only call in flight, unless a call was ever cancelled. Other requests
+// request is for the only call in flight, while no cancelled one counts as running. Other requests
 // are refused.
 
 package main
