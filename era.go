@@ -390,11 +390,9 @@ func parseIdentity(h http.Header, method string, identity object) (c clientProfi
 	c.level = identity.text(metaLogLevel)
 	c.name = clientName(identity.object(metaClientInfo))
 	wrong := []error{checkHeader(h, methodHeader, "method", quote(method))}
-	if !isText {
-		wrong = append(wrong, rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol))
-	}
-	if caps == nil {
-		wrong = append(wrong, rpcErrorf(codeInvalidParams, "_meta needs an object %q", metaClientCaps))
+	if !isText || caps == nil {
+		wrong = append(wrong, rpcErrorf(codeInvalidParams,
+			"_meta needs a string %q and an object %q", metaProtocol, metaClientCaps))
 	}
 	wrong = append(wrong, checkHeader(h, protocolHeader, metaProtocol, version))
 	if isText {

@@ -41,7 +41,7 @@ var modernRequests = []struct {
 	{"another Mcp-Method", "Mcp-Method: tools/call", "", "tools/list", "", codeHeaderMismatch,
 		`the body's \"method\" is \"tools/list\"`},
 	{"nothing at all", "Mcp-Method:", "-", "tools/list", "", codeHeaderMismatch,
-		`protocolVersion\"; _meta needs an object \"io.modelcontextprotocol/clientCapabilities`},
+		`protocolVersion\" and an object \"io.modelcontextprotocol/clientCapabilities`},
 	{"no _meta", "", "-", "tools/list", "", codeInvalidParams, "protocolVersion"},
 	{"_meta without capabilities", laterVersion, metaNow, "tools/list", "", codeInvalidParams,
 		"clientCapabilities"},

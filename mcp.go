@@ -155,7 +155,7 @@ func (r *request) begin(ctx context.Context) error {
 	}
 	if !r.counter.reserve(r.principal, 1) {
 		return rpcErrorf(codeRefused,
-			"too many requests in flight, or streams (limit %d): wait for some to end", r.counter.perKey)
+			"too many requests in flight or streams (limit %d): wait", r.counter.perKey)
 	}
 	// A client cancels by id, so an id that is in use can't be used for a second request. From here
 	// on, a cancellation finds the request, even before its method runs.
@@ -230,7 +230,7 @@ func (r *request) encodeAnswers(result object, err error) (answer, short []byte)
 // checkHeaders returns an error unless the headers of a stateless POST repeat the arguments
 // that the tool's schema marks with x-mcp-header.
 func (r *request) checkHeaders(tool *Item) error {
-	if r.header == nil || tool.Method == nil {
+	if tool.Method == nil {
 		return nil
 	}
 	arguments := r.params.object("arguments")

@@ -145,8 +145,11 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 			return nil, w.failure
 		}
 		request = w.request
-		if method == subscribeMethod && !p.subscribe(w) {
-			return nil, rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
+		if method == subscribeMethod {
+			if !p.perSession || w.stateless {
+				return nil, rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.Name)
+			}
+			w.update(func() { w.subscribed = true }) // it lives as long as its session, if there is room
 		}
 	}
 	// The process comes first: a slot that waits for a build would keep others from running.
@@ -173,16 +176,6 @@ func (p *pool) begin(c *call) {
 		c.ctx, c.cancel = context.WithCancelCause(running)
 	}
 	c.heard = time.Now()
-}
-
-// subscribe makes a process live as long as its session, which gets the module's reports of changes,
-// unless another process needs its room. It reports whether the process can report changes to one
-// session.
-func (p *pool) subscribe(w *Worker) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	w.subscribed = p.perSession && !w.stateless
-	return w.subscribed
 }
 
 // lastCheck checks a caller's claim for the last time. Call it immediately before a call is

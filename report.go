@@ -150,7 +150,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 		}
 	}
 	if shared != nil {
-		note("these resources are not offered, as several modules have their URIs: %s",
+		note("resources not offered, as several modules have their URIs: %s",
 			strings.Join(shared, ", "))
 	}
 }

@@ -53,6 +53,12 @@ func accepts(h http.Header, types ...string) bool {
 	return slices.ContainsFunc(types, func(kind string) bool { return strings.Contains(accept, kind) })
 }
 
+// prefersStream reports whether the Accept header lists streams before JSON.
+func prefersStream(h http.Header) bool {
+	before, _, lists := strings.Cut(strings.Join(h.Values("Accept"), ","), "text/event-stream")
+	return lists && !strings.Contains(before, "application/json")
+}
+
 // servePOST receives one message. It answers a request, and accepts any other message.
 func (s *Server) servePOST(x *reservation) error {
 	contentType := x.req.Header.Get("Content-Type")
@@ -174,6 +180,9 @@ func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params
 	status := http.StatusOK
 	if err != nil && r.session.era == stateless {
 		status = rpcStatus(asRPCError(err).Code)
+	}
+	if prefersStream(header) && status == http.StatusOK {
+		out.open()
 	}
 	// Whether the outbox is a stream is decided only here, together with its last message: until now,
 	// a notification or the timer of answer may have made it one.

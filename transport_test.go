@@ -125,6 +125,8 @@ func TestRequestsAreChecked(t *testing.T) {
 			`"id":` + strings.Repeat("7", 400)},
 		{"a long id", "", rpcAs(`"`+strings.Repeat("x", maxID)+`"`, "ping", "{}"), 400,
 			"of at most 16 KiB"},
+		{"an Accept with streams first", "Accept: text/event-stream, application/json", "", 200,
+			"event: message\ndata: {"},
 		{"a long progress token", "", rpcText("ping", `{"_meta":{"progressToken":"`+
 			strings.Repeat("x", maxID)+`"}}`), 200, "progressToken is longer than 16 KiB"},
 		{"an unknown method", "", rpcText("nope", "{}"), 200, `"code":-32601`},

@@ -369,7 +369,7 @@ var errNoSecret = errors.New("webhooks need " + webhookSecretVar + ": see -open-
 // send the name and the password in their URL only after a challenge.
 func errUnauthorized(reason error) error {
 	e := httpErrorf(http.StatusUnauthorized,
-		"the signature, or the secret in %s, is missing or wrong: usher's log has the reason",
+		"the signature, or the secret in %s, is missing or wrong: see usher's log",
 		secretHeader)
 	e.Header = http.Header{"Www-Authenticate": {`Basic realm="usher"`}}
 	return e.because(reason)

@@ -190,9 +190,6 @@ func newWorker(p *pool, owner Caller) *Worker {
 // hasSession reports whether the process serves one session.
 func (w *Worker) hasSession() bool { return w.owner.Member != nil && !w.owner.Sessionless }
 
-// confirms reports whether the process confirms cancellations, as usher's own shims do.
-func (w *Worker) confirms() bool { return w.pool.Kind.singleFile() }
-
 // update makes a change to the process with the lock held. change must not block.
 func (w *Worker) update(change func()) {
 	w.pool.mu.Lock()
@@ -604,7 +601,7 @@ func (w *Worker) sweepCalls(now time.Time) {
 		isEndless := w.pool.timeout > 0 && age >= w.pool.timeout
 		switch {
 		case c.cancelled.IsZero():
-		case !w.confirms():
+		case !w.pool.Kind.singleFile():
 			if age >= cancelTimeout {
 				w.finishCall(c)
 			}
