@@ -569,7 +569,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 				return err
 			}
 			a.printClaim(c, *asJSON)
-			if _, err = a.output.WriteTo(a.stdout); err != nil { // nobody knows the code
+			if _, err = a.output.WriteTo(a.stdout); err != nil { // the code was never shown
 				_, _ = a.claims.Revoke(ctx, c.Code)
 				err = fmt.Errorf("writing the output: %w", err)
 			}

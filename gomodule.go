@@ -37,7 +37,7 @@ type goSource struct {
 	base      string            // the file's name
 	text      []byte            // the file's content
 	about     string            // the package comment
-	functions []string          // the exported ones without type parameters, in order, as literals of usher_method
+	functions []string          // exported and not generic, in order, as literals of usher_method
 	constants []string          // the names of those that have a type
 	comments  map[string]string // of a type, by "main.Address", and of its second field, "main.Address.1"
 

@@ -1,8 +1,8 @@
 // Bytes: what usher holds in memory for others, by one rule. A byte counts for its principal
 // from the moment usher reads or makes it until usher has written or dropped it, whatever carries
 // it. A reservation counts the bytes of one request. The request's body is read and its answer is
-// written through the reservation, which ends when the connection has the last byte. Nothing
-// here depends on MCP methods or webhooks.
+// written through the reservation, which ends when net/http has taken the last byte: net/http
+// buffers a few KiB. Nothing here depends on MCP methods or webhooks.
 //
 // What usher makes of a body or of a line of a process takes the place of that body or line, and
 // counts in its stead: decoded objects can be twenty times as large for a moment. Nobody's are:
@@ -85,7 +85,7 @@ func (m *memory) dropOldest() bool {
 }
 
 // errNoRoom refuses a request that finds no room, or is dropped to make room for others. It is also
-// sent instead of an answer that finds no room.
+// sent instead of an answer to a client that finds no room.
 var errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
 	"too many requests and unread answers: try again").retryAfter(5)
 

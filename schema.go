@@ -98,7 +98,8 @@ func (m *Method) cleanSchema(schema json.RawMessage, kind Kind) json.RawMessage 
 	props := list.object("properties")
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
-	for _, property := range props {                    // a shim may have taken a line with a slip for this text
+	// A shim may have taken a line with a slip for the text of a parameter.
+	for _, property := range props {
 		if kind.singleFile() {
 			m.readTag("- "+members(property.value).text("description"), kind)
 		}

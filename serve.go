@@ -504,9 +504,10 @@ func (d *daemon) openLog() *slog.Logger {
 	return newRecordLog(d.showRecord)
 }
 
-// showRecord prints a record of the log as a line, with a mark if it is a warning or an error. It leaves out what the banner will show:
-// before it, showRecord prints only warnings and errors, except those about modules. The line
-// is sanitized, because any value may be a client's or a module's, and quoted as slog does it.
+// showRecord prints a record of the log as a line, with a mark if it is a warning or an error. It
+// leaves out what the banner will show: before the banner, showRecord prints only warnings and
+// errors, except those about modules. The line is sanitized, because any value may be a client's or
+// a module's, and quoted as slog does it.
 func (d *daemon) showRecord(record object) {
 	early := record.text("level") == "INFO" || record.get("file") != nil
 	if early && !d.bannered.Load() {

@@ -381,8 +381,8 @@ const (
 )
 
 // parseType returns the content type of a body, and the boundary of a multipart one. It refuses
-// types that can't contain fields, and compressed bodies. Some services send JSON as text/plain or without a type,
-// AWS SNS among them.
+// types that can't contain fields, and compressed bodies. Some services, such as AWS SNS, send JSON as
+// text/plain or without a type.
 func parseType(h http.Header) (kind, boundary string, err error) {
 	text := cmp.Or(h.Get("Content-Type"), "application/json")
 	kind, params, err := mime.ParseMediaType(text)

@@ -83,7 +83,9 @@ func newCall(ctx context.Context, caller Caller) *call {
 }
 
 // ofClient reports whether the call is not usher's own.
-func (c *call) ofClient() bool { return c.caller.Principal != nil }
+func (c *call) ofClient() bool {
+	return c.caller.Principal != nil
+}
 
 // workerState is the state of a process, from before its start to its end. It only advances, by
 // Worker.advance, and may skip states.
@@ -94,14 +96,14 @@ func (c *call) ofClient() bool { return c.caller.Principal != nil }
 //	starting  usher builds and starts it,  waits for ready; usher's own  the handshake; a failure; drain
 //	          and shakes hands with it     are made
 //	ready     it serves                    is made                       drain; stop; a crash
-//	draining  it answers what it has got   errNotSent: the pool makes    the end of its last call of a client
+//	draining  it answers what it has got   errNotSent: the pool makes    the end of its last call
 //	                                       it again, in another process
 //	stopping  its ctx has ended: usher     errNotSent; one that was      the end of the process
 //	          ends it, or it has crashed   made waits for the end
 //	ended     nothing of it is left        fails with failure
 //
 // The pool begins to drain a process that is idle, whose session or version has ended, or that
-// makes room. stop is for a failed start, a blocked process, and a crash: the end of the process, or
+// makes room. Cancelled calls and usher's own do not keep a draining process alive. stop is for a failed start, a blocked process, and a crash: the end of the process, or
 // of its stdin or stdout, that usher did not cause. When usher ends, ctx ends at once.
 type workerState int
 
@@ -136,12 +138,12 @@ type Worker struct {
 
 	// Guarded by pool.mu:
 	state      workerState
-	failure    error                     // of its calls, or of its start; from workerStopping on, or at the end of a crash
+	failure    error                     // of its calls or start; set in workerStopping, or after a crash
 	started    bool                      // the handshake has succeeded; constant once ready is closed
 	crashed    bool                      // by itself, or its start has failed: this may repeat itself
 	lastUse    time.Time                 // the last sweep that found a call of it, or its beginning
 	subscribed bool                      // its session waits for changes of resources, so it is not idle
-	calls      map[string]*call          // that the process has to answer, by id; cancelled ones that count, too
+	calls      map[string]*call          // to be answered by the process, by id; also cancelled ones
 	asks       map[string]*clientRequest // open requests to clients, by id
 	input      []input                   // messages that usher has not begun to write
 	stderr     tail                      // and lines of stdout that are not JSON-RPC, before it was ready
