@@ -349,7 +349,7 @@ func (a *app) parseArguments(words []string) (func(*schema) object, error) {
 	}
 	given, err := jsonObject(raw)
 	if err != nil || len(words) > 1 && len(given) > 0 {
-		return nil, usageErrorf("ARGUMENTS: want name=value words, or one JSON object, or -")
+		return nil, usageErrorf("ARGUMENTS: want name=value words, a JSON object, or -")
 	}
 	return func(s *schema) object {
 		return withoutWebhook(append(given, formParams(&multipart.Form{Value: texts}, s)...))
@@ -738,7 +738,7 @@ func (a *app) prepareData() error {
 		a.data, err = resolvePath(dir)
 	}
 	if err != nil {
-		return fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
+		return fmt.Errorf("data folder: %w; name another with -base or $USHER_BASE", err)
 	}
 	if a.base != "" {
 		a.base = filepath.Dir(a.data)

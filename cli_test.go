@@ -309,7 +309,7 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"serve -idle 5", 2, "-idle: want a duration, such as 5m"},
 		{"serve -open=yes", 2, "-open: want true or false"},
 		{"serve -watch=yes", 2, "-watch: want true or false"},
-		{"call a x Ada -dir DIR", 2, "want name=value words, or one JSON object"},
+		{"call a x Ada -dir DIR", 2, "want name=value words, a JSON object"},
 		{"call none x -dir DIR", 1, "none.usher.sh has no methods: docs/modules.md says what " +
 			"makes a function one"},
 		{"modules -scope ", 2, "no such folder"},

@@ -138,7 +138,7 @@ func integerOf(value json.RawMessage) (digits string, ok bool) {
 	if n, err := strconv.Atoi(string(value)); err == nil { // it is usually one
 		return strconv.Itoa(n), true
 	}
-	if !number.Match(value) {
+	if len(value) == 0 || value[0] == '"' || !number.Match(value) {
 		return "", false
 	}
 	n, _ := new(big.Rat).SetString(string(value))

@@ -127,12 +127,12 @@ func TestBytesAreCounted(t *testing.T) {
 			check(
 				t,
 				"bytes of others",
-				m.known.all+m.unknown.all,
+				heldBytes(m),
 				m.reserve(carrier.of).counter.count(carrier.of),
 			)
 			b.hangUp()
 			pass(11 * time.Minute)
-			check(t, "bytes in the end", m.known.all+m.unknown.all, 0)
+			check(t, "bytes in the end", heldBytes(m), 0)
 		})
 	}
 }

@@ -143,7 +143,7 @@ func (f *serveFlags) setMaxBody(text string) error {
 	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[text[len(digits):]]
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if !ok || err != nil || n == 0 || n > 1<<40>>shift {
-		return errors.New("want a number of bytes, KiB, MiB or GiB, such as 4MiB")
+		return errors.New("want bytes, KiB, MiB or GiB, such as 4MiB")
 	}
 	f.maxBody = int64(n) << shift
 	return nil
