@@ -136,7 +136,7 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	case !filepath.IsAbs(c.ScopeDir):
 		return Claim{}, errors.New("scopeDir is not an absolute path")
 	case !createdOK || !expiresOK || c.ExpiresAt.IsZero():
-		return Claim{}, errors.New("malformed createdAt, or missing or malformed expiresAt")
+		return Claim{}, errors.New("createdAt or expiresAt is malformed")
 	}
 	return c, nil
 }

@@ -198,7 +198,7 @@ type connections struct {
 	maxOpen       int // the limit for all
 
 	mu         sync.Mutex
-	open       int                   // all
+	open       map[net.Conn]bool     // all
 	unadmitted map[net.Conn]connInfo // those without an admitted request
 }
 
@@ -214,6 +214,7 @@ func limitConnections(web *http.Server, files int) {
 	c := &connections{
 		maxUnadmitted: max(200, min(maxConns, files/2)),
 		maxOpen:       max(200, files/4*3),
+		open:          make(map[net.Conn]bool),
 		unadmitted:    make(map[net.Conn]connInfo),
 	}
 	web.ConnState = c.set
@@ -245,7 +246,7 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if state == http.StateClosed {
-		c.open--
+		delete(c.open, conn)
 		delete(c.unadmitted, conn)
 		return
 	}
@@ -253,19 +254,20 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 	if state != http.StateNew {
 		return
 	}
-	c.open++
-	if len(c.unadmitted) <= c.maxUnadmitted && c.open <= c.maxOpen {
+	c.open[conn] = true
+	if len(c.unadmitted) <= c.maxUnadmitted && len(c.open) <= c.maxOpen {
 		return
 	}
-	var victim net.Conn
+	victim := conn // if there is no other
 	for other, info := range c.unadmitted {
 		chosen := c.unadmitted[victim]
 		isOlder := info.idle == chosen.idle && info.since.Before(chosen.since)
-		if victim == nil || info.idle && !chosen.idle || isOlder {
+		if victim == conn || info.idle && !chosen.idle || isOlder {
 			victim = other
 		}
 	}
 	delete(c.unadmitted, victim)
+	delete(c.open, victim) // or else those that are being closed would count
 	victim.Close()
 }
 

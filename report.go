@@ -138,7 +138,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 			note("%s: some clients refuse this name: with mcp__usher__ it has over 64 characters", t.Name)
 		}
 		if claimants != nil {
-			note("%s: its webhook is not served, as several webhooks have the path %s: %s",
+			note("%s: not served, as several webhooks have the path %s: %s",
 				tool.Method, hook.HookPath, itemNames(claimants))
 		}
 	}

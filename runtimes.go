@@ -63,7 +63,7 @@ func checkModuleName(name string) error {
 	if moduleName.MatchString(name) {
 		return nil
 	}
-	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -, the first not -: rename it", name)
+	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -, the first not -", name)
 }
 
 // moduleFile reports whether a file with this name is a module, and the module's name and

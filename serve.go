@@ -118,7 +118,7 @@ func (f *serveFlags) addOrigin(text string) error {
 	text = strings.ToLower(text)
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || text != u.Scheme+"://"+u.Host {
-		return errors.New("want scheme and host without a path, such as https://example.com")
+		return errors.New("want scheme and host, such as https://example.com")
 	}
 	f.origins.origins = append(f.origins.origins, text)
 	return nil
@@ -293,7 +293,7 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 		lock, err = lockFile(path)
 	}
 	if isShared(err) {
-		err = fmt.Errorf("another usher uses this base folder (%s): stop it or set -base",
+		err = fmt.Errorf("another usher uses this folder (%s): stop it or set -base",
 			readDaemon(d.app.data).URL)
 	}
 	return lock, err
@@ -356,7 +356,7 @@ func (d *daemon) announce(roots []string) error {
 func (d *daemon) listen() (err error) {
 	d.listener, err = net.Listen("tcp", d.flags.addr)
 	if err != nil {
-		return fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+		return fmt.Errorf("listening on %s: %w; choose another -addr", d.flags.addr, err)
 	}
 	return nil
 }

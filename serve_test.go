@@ -76,7 +76,7 @@ func TestServeRefuses(t *testing.T) {
 		{"another public URL", "-public-url https://usher.example", secret("x"), 2, "-open"},
 		{"a secret with white space", "", secret("x\n"), 2, "white space"},
 		{"no port", "-addr localhost", nil, 2, "HOST:PORT"},
-		{"a port that is taken", "-addr " + busy.address(), nil, 1, "choose another address with -addr"},
+		{"a port that is taken", "-addr " + busy.address(), nil, 1, "choose another -addr"},
 		{"a size that is none", "-max-body lots", nil, 2, "KiB"},
 		{"a host with a scheme", "-allow-host https://x.example", nil, 2, "host name"},
 		{"an unknown log form", "-log xml", nil, 2, "text or json"},

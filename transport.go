@@ -55,7 +55,7 @@ func accepts(h http.Header, types ...string) bool {
 
 // prefersStream reports whether the Accept header lists streams before JSON.
 func prefersStream(h http.Header) bool {
-	before, _, lists := strings.Cut(strings.Join(h.Values("Accept"), ","), "text/event-stream")
+	before, _, lists := strings.Cut(h.Get("Accept"), "text/event-stream")
 	return lists && !strings.Contains(before, "application/json")
 }
 

@@ -166,7 +166,7 @@ func TestWebhookPathsAreUnique(t *testing.T) {
 			checkError(t, "without the secret", d.deliver(t, row.path, `{}`), 401)
 		})
 	}
-	const note = ": its webhook is not served, as several webhooks have the path "
+	const note = ": not served, as several webhooks have the path "
 	checkContains(t, "usher modules", modulesOf(t, dir), "note: a"+note+
 		"same/path: one_a, two_b",
 		"note: b"+note, "note: d"+note, "note: handleE"+note, "/webhook/p-deploy/handleX ",
