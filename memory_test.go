@@ -221,6 +221,9 @@ func (b *slowBody) status(t *testing.T) int {
 // Unauthenticated senders share a budget: the oldest body makes room for another one, but
 // none for a principal that has used its share.
 func TestBodiesMakeRoom(t *testing.T) {
+	large := newMemory(maxHeldOf, "unknown")
+	check(t, "a principal's share, with large bodies", large.known.perKey, 2*maxHeldOf)
+	check(t, "the strangers' share, with large bodies", large.unknown.perKey, maxHeldOf)
 	long(t)
 	const size = 4 << 20
 	s, m := bodyServer(t, size)

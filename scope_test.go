@@ -201,6 +201,8 @@ func presentations(p, o, g, x string) []presentation {
 		{"a revoked code", inHeader(g), "", true},
 		{"an expired code", inHeader(x), "", true},
 		{"a word", inHeader("hello"), "", true},
+		{"12 characters as bearer", bearer(strings.Repeat("P", 12)), "", true},
+		{"13 characters as bearer", bearer(strings.Repeat("P", 13)), "", false},
 		{"a token as bearer that is no code", bearer("eyJhbGciOiJIUzI1NiJ9.e30.x"), "", false},
 		{"a code at /mcp", presentAll(inQuery(p), at("/mcp")), p, false},
 		{"two codes: the header goes before the URL",

@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"go/types"
 	"io/fs"
+	"math"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -48,8 +49,12 @@ func TestSecurityDocument(t *testing.T) {
 			}
 		}
 	}
-	checkContains(t, "SECURITY.md", document, fmt.Sprint(guessBudget, " different"),
-		fmt.Sprint(guessRate, " codes"))
+	perDay := guessRate * 24 * 60 * 60
+	checkContains(t, "SECURITY.md", document,
+		fmt.Sprint(guessBudget, " different"),
+		fmt.Sprint(guessRate, " codes"),
+		fmt.Sprint(turnWait.Seconds(), " s away"),
+		fmt.Sprintf("1 in 1,%03.0f", math.Pow(31, 6)/float64(perDay)-1000))
 	if size := len(document); size > 11<<10 {
 		t.Errorf("SECURITY.md has %d bytes: want at most 11 KiB", size)
 	}

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"flag"
+	"io"
 	"math/big"
 	"net/http"
 	"os"
@@ -60,6 +62,9 @@ func TestOneDaemonPerBase(t *testing.T) {
 
 // usher serve refuses what would be unsafe or can't work, and says what to do.
 func TestServeRefuses(t *testing.T) {
+	flags := flag.NewFlagSet("serve", flag.ContinueOnError)
+	declareServeFlags(flags, io.Discard)
+	check(t, "the address without a flag", flags.Lookup("addr").DefValue, "127.0.0.1:3000")
 	dir := t.TempDir()
 	file := dir + "/file"
 	write(t, file, "")
