@@ -1,8 +1,8 @@
 // Claims: codes, records, the file that contains them, and the principals. Nothing here
 // depends on HTTP, sessions, scopes or modules.
 //
-// A lookup costs one stat. It notices every change to claims.json except an in-place
-// edit that preserves size, inode and mtime.
+// A lookup costs one stat, and a read after a change. It notices every change to claims.json except
+// an in-place edit that preserves size, inode and mtime.
 
 package main
 
@@ -172,7 +172,7 @@ type Principal struct {
 var (
 	everyone  = &Principal{ctx: context.Background()} // clients without a claim
 	strangers = &Principal{ctx: context.Background()} // senders without secret, sessions of ended claims
-	senders   = &Principal{ctx: context.Background()} // of webhooks, with the secret or a signature
+	senders   = &Principal{ctx: context.Background()} // of accepted deliveries
 )
 
 // Ended reports whether the principal's claim has ended, as far as the store has noticed.

@@ -9,8 +9,9 @@
 //
 // The exit status is 0 for success, 1 for a failure, 2 for a mistake on the command line.
 //
-// Commands use the rights of the person who runs them, and no promise of SECURITY.md rests on
-// this file: the daemon does not trust what a command has checked.
+// Commands use the rights of the person who runs them: the daemon does not trust what a command has
+// checked. Promises of SECURITY.md rest only on prepareData, which finds a private data folder, and
+// on withModules, which follows the approvals of a daemon.
 
 package main
 

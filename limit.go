@@ -10,16 +10,16 @@ import (
 	"sync"
 )
 
-// The limits of usher: every size and count that bounds something, by the file that
-// enforces it. Each line says the unit and what the limit applies to. A principal is one
-// claim, everyone without a claim, the senders with a secret or a signature, or strangers. A
-// request beyond a limit waits, is refused, or evicts the oldest entry of its principal. Other
-// principals are affected only if several together spend what they share: connections, maxHeld,
-// and the calls and processes of a module. Time limits are declared where they are used.
+// The limits that clients, senders and modules can reach, by the file that enforces them. Each
+// line says the unit and what the limit applies to. A principal is one claim, everyone without a
+// claim, the senders of accepted deliveries, or strangers. A request beyond a limit waits, is
+// refused, or evicts the oldest entry of its principal. Other principals are affected only by
+// guessing, or if several together spend what they share: connections, maxHeld, and the calls and
+// processes of a module. Time limits are declared where they are used.
 const (
 	// http.go, serve.go: connections and headers of requests.
 	maxConns  = 1000     // connections without an admitted request; fewer if descriptors are few
-	maxHeader = 16 << 10 // bytes of one request's headers
+	maxHeader = 16 << 10 // bytes of one request's headers; net/http adds 4 KiB
 	maxLogged = 200      // bytes of one value in the log that a client chose
 
 	// memory.go: what usher holds in memory for requests.
@@ -34,7 +34,7 @@ const (
 	maxID = 16 << 10 // bytes of one id or progress token, which messages to the client repeat
 
 	// outbox.go: messages to clients.
-	maxOutbox = 4 << 20 // bytes queued in one outbox, behind the message being written
+	maxOutbox = 4 << 20 // bytes queued in one outbox, or one message, behind the one being written
 
 	// scope.go: invalid codes, with -require-claim.
 	guessBudget = 60 // different invalid codes per minute looked up at once, for the whole daemon
@@ -51,14 +51,14 @@ const (
 	maxShellOutput = 4 << 20 // bytes of one call's result
 
 	// worker.go: one process of a module.
-	maxWorkerLine = 64 << 20 // bytes of one message from a process
+	maxWorkerLine = 64 << 20 // bytes of one line of a process, of a client of stdio, or of the daemon at -url
 	maxAsks       = 64       // unanswered asks of one process to clients of one principal
 	maxLoggedLine = 16 << 10 // bytes logged of one stray line, or of a traceback
 	tailLines     = 8        // lines of stderr in the error of one failed start, or call of a shell function
-	maxList       = 16 << 20 // bytes of one list of a module
+	maxList       = 16 << 20 // bytes of one list of a module, after which no further page is read
 
 	// pool.go: the processes of one module.
-	maxProcs     = 16 // processes of one module
+	maxProcs     = 16 // processes of one hosted server, besides those of usher itself
 	maxProcsOf   = 4  // processes of one module per claim
 	maxProcsOpen = 12 // processes of one module for all callers without a claim
 	maxRunning   = 64 // running calls of one module, cancelled ones included; more calls wait
@@ -68,7 +68,7 @@ const (
 	// modules.go, view.go: the registry and its tool names.
 	maxIntrospections = 8                        // modules being introspected at once, builds excluded
 	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name without a warning
-	maxViews          = 1000                     // views in memory, each for one scope
+	maxViews          = 1000                     // views in memory, each for one scope or Member
 
 	// mcp.go: requests and lists.
 	maxURI          = 8 << 10 // bytes of one resource URI from a client

@@ -1,13 +1,14 @@
-// Bytes: what usher holds in memory for others, by one rule. A byte counts for its principal
-// from the moment usher reads or makes it until usher has written or dropped it, whatever carries
-// it. A reservation counts the bytes of one request. The request's body is read and its answer is
+// Bytes: what usher holds in memory for others, by one rule. A byte of a body, message, answer or
+// page counts for its principal from the moment usher reads or makes it until usher has written or
+// dropped it. A reservation counts the bytes of one request or connection. The request's body is read and its answer is
 // written through the reservation, which ends when net/http has taken the last byte: net/http
 // buffers a few KiB. Nothing here depends on MCP methods or webhooks.
 //
 // What usher makes of a body or of a line of a process takes the place of that body or line, and
-// counts in its stead: decoded objects can be twenty times as large for a moment. Nobody's are:
-// lists that all callers share, until one is copied for an answer; errors, of at most maxError;
-// usher's own notifications; and the line that a process has sent until its id names a call.
+// counts in its stead: decoded objects can be twenty times as large for a moment, and a request that
+// its process has not read is in memory twice. Nobody's are: headers; lists that all callers share,
+// until one is copied for an answer; errors, of at most maxError and an id; usher's own
+// notifications; and the line that a process has sent until its id names a call.
 
 package main
 

@@ -1,17 +1,19 @@
 // Pools. A pool is the processes of one version of a module, and the calls under way in them. A
 // hosted server has one process for each session, as if the session's client had started it;
 // callers without a session share one for each principal. Other modules have one process for all
-// callers. This file decides which process a call goes to, when a process starts and ends, and
-// when a call has taken too long.
+// callers, except shell modules, which have one for each call. This file decides which process a
+// call goes to, when a process starts, when nobody needs it any longer, and when a call has taken
+// too long.
 //
 // The pool's lock guards everything that changes: which processes there are, the state of each, and
 // their calls. So a process is in the state that its field state says, and in no other. Nothing slow
-// happens under the lock: a process starts, and a list is read, in a goroutine of its own.
+// happens under the lock, unless stderr, which gets the log, does not accept a line: a process
+// starts, and a list is read, in a goroutine of its own.
 //
 // A call passes through enter, which finds or starts its process, waits for the process and for a
 // slot of the module, and is handed to a runner: the process, or the shell for a shell module.
-// Its context ends if its caller cancels it, or if sweep finds that it takes too long. No call,
-// and no process, has a timer of its own: sweep looks at all of them once a second.
+// Its context ends if its caller cancels it, if its process ends, or if sweep finds that it takes too
+// long. sweep looks at all calls and processes once a second, so silence and idleness need no timers.
 
 package main
 

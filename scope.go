@@ -1,7 +1,7 @@
 // Scope: which principal a request is from, and which part of the workspace it may
 // reach. The principal follows from the request's headers and URL and from the session that they
-// name, by one table (decide), and is fixed once the request is admitted. Clients that try one
-// code after another are slowed down. Nothing here depends on modules or messages.
+// name, by one table (decide), and is fixed once the request is admitted. With -require-claim,
+// clients that try one code after another are slowed down. Nothing here depends on modules.
 //
 // Guarantees, and the tests that check them:
 //

@@ -1,7 +1,7 @@
-// Sessions: their ids, which are sealed, and the table of the sessions in memory. An id says
-// what initialize made the session, so a restart of the daemon ends no session but those of
-// HTTP+SSE, and a forgotten session costs nothing. What happened to the session since is only in
-// memory: a restored session is what it began as.
+// Sessions: their ids, which are sealed (those of HTTP+SSE are random), and the table of the
+// sessions in memory. An id says what initialize made the session, so a restart of the daemon ends
+// no session but those of HTTP+SSE, and a forgotten session costs nothing. What happened to the
+// session since is only in memory: a restored session is what it began as.
 
 package main
 

@@ -1,12 +1,12 @@
-// The view: the only way to a module. A Catalog is the set of all modules hosted at one
-// instant. A View is the part of it that a scope contains, with the names that the modules
-// have there. Everything that a caller may list or call is found in the view of that
-// caller's scope, so no handler can forget to check.
+// The view: the only way to a module. A Catalog is the set of all modules at one instant, also of
+// those that can't be hosted. A View is the part of it that a scope contains, with the names that
+// the modules have there, and with what the caller's own processes list. Everything that a caller
+// may list or call is found in the view of that caller's scope, so no handler can forget to check.
 //
-// This file assigns names, looks things up, and passes calls on to the pool of a module.
-// Nothing here depends on the state of claims or sessions.
+// This file selects modules, looks things up, and passes calls on to the pool of a module; names.go
+// assigns the names. Nothing here depends on the state of claims or sessions.
 //
-// Invariants, all tested by view_test.go, names_test.go and webhook_routing_test.go:
+// Invariants, tested by view_test.go, names_test.go and webhook_routing_test.go:
 //   - A view contains nothing of a module outside its scope, and no name in it discloses a
 //     folder above the scope.
 //   - No two tools of a view share a name, no two prompts a name, no two webhooks a path, and
