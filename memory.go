@@ -1,8 +1,9 @@
-// Bytes: what usher holds in memory for others, by one rule. A byte of a body, message, answer or
-// page counts for its principal from the moment usher reads or makes it until usher has written or
-// dropped it. A reservation counts the bytes of one request or connection. The request's body is read and its answer is
-// written through the reservation, which ends when net/http has taken the last byte: net/http
-// buffers a few KiB. Nothing here depends on MCP methods or webhooks.
+// Bytes: what usher holds in memory for others, by one rule. A byte of a body, message, answer
+// or page counts for its principal from the moment usher reads or makes it until usher has
+// written or dropped it. A reservation counts the bytes of one request or connection. The
+// request's body is read and its answer is written through the reservation, which ends when
+// net/http has taken the last byte: net/http buffers a few KiB. Nothing here depends on MCP
+// methods or webhooks.
 //
 // What usher makes of a body or of a line of a process takes the place of that body or line, and
 // counts in its stead: decoded objects can be twenty times as large for a moment, and a request that

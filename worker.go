@@ -103,8 +103,9 @@ func (c *call) ofClient() bool {
 //	ended     nothing of it is left        fails with failure
 //
 // The pool begins to drain a process that is idle, whose session or version has ended, or that
-// makes room. Cancelled calls and usher's own do not keep a draining process alive. stop is for a failed start, a blocked process, and a crash: the end of the process, or
-// of its stdin or stdout, that usher did not cause. When usher ends, ctx ends at once.
+// makes room. Cancelled calls and usher's own do not keep a draining process alive. stop is for
+// a failed start, a blocked process, and a crash: the end of the process, or of its stdin or
+// stdout, that usher did not cause. When usher ends, ctx ends at once.
 type workerState int
 
 const (
