@@ -23,6 +23,7 @@ import (
 	"io"
 	"log/slog"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -324,10 +325,11 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 	defer catch(w.log, nil)
 	defer stdin.Close()
 	for {
-		line := w.takeInput()
+		runtime.Gosched() // other calls that are ready now share the write
+		lines := w.takeInput()
 		switch {
-		case line != nil:
-			if _, err := stdin.Write(line); err != nil {
+		case lines != nil:
+			if _, err := stdin.Write(lines); err != nil {
 				return
 			}
 		case waitFor(w.ctx, w.queued) != nil:
@@ -336,21 +338,25 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 	}
 }
 
-// takeInput removes the first message from the queue and returns it, or nil. Nothing else stays in
-// memory for a call that ends while the process does not read.
-func (w *Worker) takeInput() (line []byte) {
+// takeInput removes messages from the front of the queue and returns them, or nil. One write for
+// several short messages takes less time, here and in the process. Nothing else stays in memory for
+// a call that ends while the process does not read.
+func (w *Worker) takeInput() (lines []byte) {
 	w.update(func() {
-		if len(w.input) == 0 {
-			return
+		taken := 0
+		for _, in := range w.input {
+			if taken > 0 && len(lines)+len(in.line) > maxWrite {
+				break
+			}
+			lines = append(lines, in.line...)
+			if in.call != nil {
+				in.call.isSent = true // its request is its first message
+			}
+			taken++
 		}
-		in := w.input[0]
-		w.input = slices.Delete(w.input, 0, 1)
-		line = in.line
-		if in.call != nil {
-			in.call.isSent = true // its request is its first message
-		}
+		w.input = slices.Delete(w.input, 0, taken)
 	})
-	return line
+	return lines
 }
 
 // remember logs a line of stderr. During the start, it also keeps the line, because the line may explain
