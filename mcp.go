@@ -212,18 +212,16 @@ func (r *request) progressToken() json.RawMessage {
 	return r.params.object("_meta").get("progressToken")
 }
 
-// encodeAnswers returns the answer to the request, and a short one for the case that the first
-// finds no room. Both are nil if the request was cancelled: then nobody waits for an answer (MCP,
-// basic/utilities/cancellation).
-func (r *request) encodeAnswers(result object, err error) (answer, short []byte) {
-	short = encodeError(r.id, errNoRoom)
+// encodeAnswer returns the answer to the request. It is nil if the request was cancelled: then
+// nobody waits for an answer (MCP, basic/utilities/cancellation).
+func (r *request) encodeAnswer(result object, err error) []byte {
 	switch {
 	case err == nil:
-		return encodeResult(r.id, result), short
+		return encodeResult(r.id, result)
 	case errors.Is(err, errCancelled) || errors.Is(err, context.Canceled):
-		return nil, nil
+		return nil
 	default:
-		return encodeError(r.id, err), short
+		return encodeError(r.id, err)
 	}
 }
 

@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"sync"
 	"time"
@@ -69,17 +70,17 @@ func (o *outbox) open() bool {
 	return o.startLocked()
 }
 
-// answer queues the answer to a request, which counts, or, if there is no room for it, short. The
-// last answer, which may be nil, ends the outbox, and is queued only if the outbox is a stream by then.
-// answer reports whether it is one.
-func (o *outbox) answer(msg, short []byte, last bool) (isStream bool) {
+// answer queues the answer to the request with an id. The answer counts; if there is no room for
+// it, it becomes an error. The last answer, which may be nil, ends the outbox, and is queued only if
+// the outbox is a stream by then. answer reports whether it is one.
+func (o *outbox) answer(id json.RawMessage, msg []byte, last bool) (isStream bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	isStream = o.more != nil || !last && o.startLocked()
 	if isStream && !o.ended && msg != nil {
 		n := int64(len(msg))
 		if o.held.grow(n) != nil {
-			msg = short
+			msg = encodeError(id, errNoRoom)
 			n = 0
 		}
 		o.queueLocked(outEvent{"message", msg, n})

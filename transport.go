@@ -186,14 +186,14 @@ func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params
 	}
 	// Whether the outbox is a stream is decided only here, together with its last message: until now,
 	// a notification or the timer of answer may have made it one.
-	answer, short := r.encodeAnswers(result, err)
+	answer := r.encodeAnswer(result, err)
 	switch {
-	case out.answer(answer, short, true):
+	case out.answer(r.id, answer, true):
 		<-out.done
 	case answer == nil: // of a cancelled request
 		x.w.WriteHeader(http.StatusAccepted)
 	case x.grow(int64(len(answer))) != nil:
-		x.writeJSON(http.StatusServiceUnavailable, short)
+		x.writeJSON(http.StatusServiceUnavailable, encodeError(r.id, errNoRoom))
 	default:
 		x.writeJSON(status, answer)
 	}
@@ -370,8 +370,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	d.requests.Go(func() {
 		defer held.end()
 		defer r.end()
-		answer, short := r.encodeAnswers(r.answer())
-		d.out.answer(answer, short, false)
+		d.out.answer(r.id, r.encodeAnswer(r.answer()), false)
 	})
 	return nil
 }
