@@ -248,9 +248,9 @@ func (r *reservation) write(status int, kind string, parts ...[]byte) {
 	_ = r.writeParts(parts...) // an error means that the client has gone
 }
 
-// writeJSON is write for JSON.
+// writeJSON is write for JSON, to which it appends a newline.
 func (r *reservation) writeJSON(status int, value []byte) {
-	r.write(status, "application/json", value, []byte{'\n'})
+	r.write(status, "application/json", append(value, '\n'))
 }
 
 // writeParts writes parts in chunks, each with a deadline. Without deadlines, a write to a
