@@ -834,6 +834,8 @@ func toolResult(value json.RawMessage) object {
 	switch {
 	case isNull(value):
 		return object{{"content", json.RawMessage("[]")}}
+	case value[0] == '"':
+		return textOnly(value)
 	case fitsMCP("result", value):
 		return fields
 	case fitsMCP("content", value):
@@ -842,8 +844,6 @@ func toolResult(value json.RawMessage) object {
 		return append(textOnly(quote(string(value))), member{"structuredContent", value})
 	case string(value) != "[]" && fitsMCP("contents", value):
 		return object{{"content", value}}
-	case value[0] == '"':
-		return textOnly(value)
 	}
 	return textOnly(quote(string(value)))
 }
