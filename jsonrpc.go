@@ -19,6 +19,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -135,10 +136,13 @@ var number = regexp.MustCompile(`^-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,3})?$`
 // integerOf returns the digits of a JSON number that is an integer, however it is written: 3 for
 // 3.0 and 30e-1. It returns false for other values, and for more than 400 digits.
 func integerOf(value json.RawMessage) (digits string, ok bool) {
+	if len(value) == 0 || value[0] == '"' || value[0] > '9' {
+		return "", false
+	}
 	if n, err := strconv.Atoi(string(value)); err == nil { // it is usually one
 		return strconv.Itoa(n), true
 	}
-	if len(value) == 0 || value[0] == '"' || !number.Match(value) {
+	if !number.Match(value) {
 		return "", false
 	}
 	n, _ := new(big.Rat).SetString(string(value))
@@ -192,7 +196,9 @@ func encodeRequest(id json.RawMessage, method string, params object) []byte {
 
 // encodeResult encodes a successful response.
 func encodeResult(id json.RawMessage, result object) []byte {
-	return object{versionMember, {"id", id}, {"result", result.encode()}}.encode()
+	message := object{versionMember, {"id", id}, {"result", []byte{}}}
+	b := message.appendTo(make([]byte, 0, message.size()+result.size())) // a result may be large
+	return append(result.appendTo(bytes.TrimSuffix(b, []byte{'}'})), '}')
 }
 
 // encodeError encodes an error response. It omits an absent id: unlike JSON-RPC, MCP's schema
@@ -223,13 +229,30 @@ func marshal(v any) json.RawMessage {
 }
 
 // quote returns s as a JSON string.
-func quote(s string) json.RawMessage { return marshal(s) }
+func quote(s string) json.RawMessage { return appendQuoted(nil, s) }
+
+// appendQuoted appends s to b as a JSON string.
+func appendQuoted(b []byte, s string) []byte {
+	isSpecial := func(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
+	if strings.ContainsFunc(s, isSpecial) {
+		return append(b, marshal(s)...)
+	}
+	// Most strings need no escapes, and encoding/json is slow: it would take a tenth of a call.
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
+}
 
 // unquote decodes a JSON string, and reports whether raw is one.
-func unquote(raw json.RawMessage) (string, bool) {
-	var s string
+func unquote(raw json.RawMessage) (s string, ok bool) {
+	if len(raw) < 2 || raw[0] != '"' {
+		return "", false
+	}
+	if !bytes.Contains(raw, []byte{'\\'}) { // as in appendQuoted
+		return string(raw[1 : len(raw)-1]), true
+	}
 	err := json.Unmarshal(raw, &s)
-	return s, err == nil && raw[0] == '"'
+	return s, err == nil
 }
 
 // object is a JSON object: its members, in order. Its methods do not modify it.
@@ -262,14 +285,16 @@ func members(raw json.RawMessage) object {
 }
 
 // encode returns the object's text, without members whose value is nil.
-func (o object) encode() json.RawMessage {
-	b := append(make([]byte, 0, o.size()), '{')
+func (o object) encode() json.RawMessage { return o.appendTo(make([]byte, 0, o.size())) }
+
+// appendTo appends the object's text to b, as encode returns it.
+func (o object) appendTo(b []byte) []byte {
+	b = append(b, '{')
 	for _, f := range o {
 		if f.value == nil {
 			continue
 		}
-		b = append(b, quote(f.key)...)
-		b = append(b, ':')
+		b = append(appendQuoted(b, f.key), ':')
 		b = append(b, f.value...)
 		b = append(b, ',')
 	}
