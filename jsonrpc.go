@@ -130,8 +130,8 @@ func idKey(id json.RawMessage) string {
 	return string(id)
 }
 
-// number matches the JSON numbers that integerOf reads.
-var number = regexp.MustCompile(`^-?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,3})?$`)
+// number matches the JSON numbers whose exponents integerOf reads.
+var number = regexp.MustCompile(`^-?\d[\d.]*([eE][+-]?\d{1,3})?$`)
 
 // integerOf returns the digits of a JSON number that is an integer, however it is written: 3 for
 // 3.0 and 30e-1. It returns false for other values, and for more than 400 digits.
@@ -142,10 +142,10 @@ func integerOf(value json.RawMessage) (digits string, ok bool) {
 	if n, err := strconv.Atoi(string(value)); err == nil { // it is usually one
 		return strconv.Itoa(n), true
 	}
-	if !number.Match(value) {
+	n := new(big.Rat)
+	if len(value) > 1000 || !number.Match(value) || n.UnmarshalText(value) != nil {
 		return "", false
 	}
-	n, _ := new(big.Rat).SetString(string(value))
 	digits = n.Num().String()
 	return digits, n.IsInt() && len(digits) <= 400
 }
