@@ -369,10 +369,10 @@ func (r *request) target() (list, name string) {
 }
 
 // find returns the item that the request names, in the view that the caller has now. An
-// item that is out of scope causes the same error as one that does not exist. At the start, find
-// waits for modules that may turn out to have an item of this name.
+// item that is out of scope causes the same error as one that does not exist. If there is none, find
+// waits for modules that may turn out to have it.
 func (r *request) find() (*Item, error) {
-	view, err := r.readyView()
+	view, err := r.view()
 	if err != nil {
 		return nil, err
 	}

@@ -323,6 +323,20 @@ func TestInitializeIsAnsweredAtOnce(t *testing.T) {
 	})
 }
 
+// A call of a known tool does not wait for modules that are introspected.
+func TestKnownToolIsCalledAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		r := introspecting(t)
+		pass(2 * publishDelay)
+		r.catalog.Store(newCatalog(append(r.catalog.Load().modules, b.m)))
+		b.server.modules = r
+		c := b.open(protocols[0])
+		begun := time.Now()
+		check(t, "the failure of a call", c.Call("m_wait", `{"seconds":0}`).Failure(), "")
+		check(t, "the wait of a call", time.Since(begun), 0)
+	})
+}
+
 // Lists wait for modules in the scope only, and only at the start.
 func TestListsWaitForTheirScope(t *testing.T) {
 	inSync(t, func(t *testing.T) {
