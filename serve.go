@@ -333,8 +333,10 @@ func (d *daemon) approveFirst(ctx context.Context, dirs, roots []string) error {
 // record contains what they need to print commands that work, and to decide as the daemon
 // does. It contains no secret.
 func (d *daemon) announce(roots []string) error {
-	if err := d.listen(); err != nil {
-		return err
+	var err error
+	d.listener, err = net.Listen("tcp", d.flags.addr)
+	if err != nil {
+		return fmt.Errorf("listening on %s: %w; choose another -addr", d.flags.addr, err)
 	}
 	addr := *d.listener.Addr().(*net.TCPAddr)
 	if addr.IP.IsUnspecified() {
@@ -354,15 +356,6 @@ func (d *daemon) announce(roots []string) error {
 	}
 	d.log.Info("listening", "version", version(), "address", d.listener.Addr().String(), "url", d.record.URL,
 		"webhooks", d.flags.whoSendsWebhooks())
-	return nil
-}
-
-// listen opens the address.
-func (d *daemon) listen() (err error) {
-	d.listener, err = net.Listen("tcp", d.flags.addr)
-	if err != nil {
-		return fmt.Errorf("listening on %s: %w; choose another -addr", d.flags.addr, err)
-	}
 	return nil
 }
 
