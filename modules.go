@@ -25,7 +25,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -729,8 +728,10 @@ func readApprovals(path string) (list approvals, err error) {
 	if err == nil {
 		err = json.Unmarshal(raw, &list)
 	}
-	isNull := func(modules map[string]string) bool { return modules == nil }
-	broken := list == nil || slices.ContainsFunc(slices.Collect(maps.Values(list)), isNull)
+	broken := list == nil
+	for _, modules := range list {
+		broken = broken || modules == nil
+	}
 	if err != nil || broken {
 		return nil, fmt.Errorf("%q is broken (%v): restore it (a start without it approves all)", path, err)
 	}
