@@ -117,7 +117,11 @@ func newGroups(log *slog.Logger) *groups { return &groups{log: log, left: make(m
 // start starts a process with usher's own environment and cmd.Env, except for the secrets of
 // webhooks. If a name occurs twice, the last entry counts. After Close it starts none.
 func (g *groups) start(cmd *exec.Cmd) (*child, error) {
-	cmd.Env = withoutSecrets(slices.Concat(os.Environ(), cmd.Env, []string{"PWD=" + cmd.Dir}))
+	env := slices.Concat(os.Environ(), cmd.Env, []string{"PWD=" + cmd.Dir})
+	cmd.Env = slices.DeleteFunc(env, func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return isSecretVariable(name)
+	})
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
@@ -201,14 +205,6 @@ func processFault(module, reason, output string) *fault {
 		f.Err = fmt.Errorf("%s: %s", f.Msg, output)
 	}
 	return f
-}
-
-// withoutSecrets returns an environment without the secrets of webhooks.
-func withoutSecrets(env []string) []string {
-	return slices.DeleteFunc(env, func(entry string) bool {
-		name, _, _ := strings.Cut(entry, "=")
-		return isSecretVariable(name)
-	})
 }
 
 // insideOf returns the variable that tells a process that it runs inside of the module at
