@@ -84,11 +84,6 @@ func checkHookPath(hook string) error {
 	return nil
 }
 
-// appURI returns the URI of the page that MCP Apps shows for the tool, or "".
-func (m *Method) appURI() string {
-	return m.definition.object("_meta").object("ui").text("resourceUri")
-}
-
 // cleanSchema returns the method's schema without webhookParam, and with the documentation of
 // its parameters. The parameters of a shell function are those that its documentation names.
 // The result always has properties, as some clients require them. It allows no others, unless the

@@ -238,7 +238,7 @@ func (v *View) addResources() {
 		}
 		for _, method := range m.Methods {
 			if v.scope.shows(method) {
-				m.addURI(byURI, method.appURI())
+				m.addURI(byURI, method.definition.object("_meta").object("ui").text("resourceUri"))
 			}
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
