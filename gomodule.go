@@ -325,7 +325,6 @@ func runGo(ctx context.Context, g *groups, dir string, args []string) (string, e
 // goMessages makes messages of the go command readable. An indented line contains the types of a
 // call that does not fit, or the command that would help.
 var goMessages = strings.NewReplacer(
-	"\r", "",
 	"\n\t", " ",
 	"GOMODCACHE () must not be replaced.", "GOMODCACHE () can't be built: set HOME, or GOPATH and GOCACHE",
 )

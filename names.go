@@ -77,7 +77,7 @@ func possibleLabels(m *Module, scope Scope) []string {
 	top := cmp.Or(scope.dir, m.Root)
 	if scopeDir(top).Contains(m.Source) {
 		below, _ := filepath.Rel(filepath.Dir(top), filepath.Dir(m.Source)) // no error: it is below
-		for _, folder := range slices.Backward(strings.Split(filepath.ToSlash(below), "/")) {
+		for _, folder := range slices.Backward(strings.Split(below, "/")) {
 			list = append(list, plainName(folder)+"-"+list[len(list)-1])
 		}
 	}

@@ -55,8 +55,8 @@ func checkPrivate(folder string, sticky bool) error {
 	if err != nil {
 		return err
 	}
-	owner, ok := info.Sys().(*syscall.Stat_t)
-	if ok && owner.Uid != 0 && int(owner.Uid) != os.Geteuid() {
+	owner := info.Sys().(*syscall.Stat_t)
+	if owner.Uid != 0 && int(owner.Uid) != os.Geteuid() {
 		return fmt.Errorf("%s belongs to another user", folder)
 	}
 	sticky = sticky && info.Mode()&os.ModeSticky != 0
