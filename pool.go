@@ -304,15 +304,6 @@ func (p *pool) run(w *Worker) {
 	w.room.release()
 }
 
-// roomKey returns the key by which rooms count the processes of a principal: nil for all principals
-// without a claim together.
-func roomKey(p *Principal) *Principal {
-	if p.exists() {
-		return p
-	}
-	return nil
-}
-
 // roomsOf returns how many processes of a module a key may have.
 func roomsOf(key *Principal) int64 {
 	if key == nil {

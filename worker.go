@@ -182,7 +182,10 @@ func newWorker(p *pool, owner Caller) *Worker {
 		w.owner.Ask = nil
 	}
 	if owner.Principal != nil { // else it is usher's own or shared: hardly ever more than one
-		w.room = &slot[*Principal]{counter: p.rooms, key: roomKey(owner.Principal)}
+		w.room = &slot[*Principal]{counter: p.rooms}
+		if owner.Principal.exists() { // else all principals without a claim count together, under nil
+			w.room.key = owner.Principal
+		}
 		w.room.grant() // in the order of the first calls
 	}
 	if p.Launch.Shared || w.room != nil && w.room.key != nil {
