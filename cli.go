@@ -856,7 +856,12 @@ func writeText(w io.Writer, name string, v any) {
 // isTerminal reports whether a writer is a terminal.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	return ok && isConsole(f)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	null, _ := os.Stat(os.DevNull) // which is a character device too
+	return err == nil && info.Mode()&os.ModeCharDevice != 0 && !os.SameFile(info, null)
 }
 
 // newRecordLog returns a log that calls handle with each record, as strings by key.

@@ -115,10 +115,3 @@ func openFilesLimit() int {
 	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
 	return int(min(limit.Cur, 1<<20))
 }
-
-// isConsole reports whether a file is a terminal. (/dev/null is a character device too.)
-func isConsole(f *os.File) bool {
-	info, err := f.Stat()
-	null, _ := os.Stat(os.DevNull)
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && !os.SameFile(info, null)
-}
