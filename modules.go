@@ -925,7 +925,8 @@ func (o *moduleOwner) startProcess(w *Worker) (err error) {
 	}
 	m := o.latest.Load()
 	isServed := m.pool == p
-	begins := !m.Stateless || m.Sessions && w.hasSession()
+	isOfSession := w.owner.Member != nil && !w.owner.Sessionless
+	begins := !m.Stateless || m.Sessions && isOfSession
 	w.shakeHands(p.Kind.singleFile() || isServed && begins || p.refusesDiscover.Load())
 	if isServed {
 		w.listsChanged() // perhaps, since the manifest was made

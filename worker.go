@@ -194,9 +194,6 @@ func newWorker(p *pool, owner Caller) *Worker {
 	return w
 }
 
-// hasSession reports whether the process serves one session.
-func (w *Worker) hasSession() bool { return w.owner.Member != nil && !w.owner.Sessionless }
-
 // update makes a change to the process with the lock held. change must not block.
 func (w *Worker) update(change func()) {
 	w.pool.mu.Lock()
