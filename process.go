@@ -28,7 +28,6 @@ const (
 	exitTimeout   = 2 * time.Second        // how long processes may take to end after TERM
 	killTimeout   = 5 * time.Second        // how long processes may take to end after KILL
 	outputTimeout = 500 * time.Millisecond // how long reading may take after the process has ended
-	sweepInterval = time.Second            // between checks whether background processes have ended
 )
 
 // child is a process that usher has started, with its group. The group has the id of the process,

@@ -297,7 +297,7 @@ func (s *shellRunner) keep(c *child) {
 			io.Copy(io.Discard, f)
 		}()
 	}
-	for c.signal(0) && pauseFor(s.kept, sweepInterval) {
+	for c.signal(0) && pauseFor(s.kept, sweepTime) {
 	}
 	c.end()
 }
