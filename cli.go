@@ -203,7 +203,7 @@ var synonyms = map[string]string{
 func didYouMean(prefix, word string, known []string) string {
 	for n := range 3 {
 		for _, name := range known {
-			if name != "" && (name == synonyms[word] || isSimilar(word, name, min(n, len(word)/2))) {
+			if name == synonyms[word] || isSimilar(word, name, min(n, len(word)/2)) {
 				return "did you mean " + prefix + name + "?"
 			}
 		}
