@@ -861,7 +861,7 @@ func (w *Worker) list(ctx context.Context, key string) (all []json.RawMessage, _
 		stale++
 		if len(seen) > known || all == nil {
 			stale = 0
-			all = append(append([]json.RawMessage{}, all...), page...)
+			all = append(slices.Grow(all, 1), page...) // not nil, even if it is empty
 		}
 		cursor := result.get("nextCursor")
 		if isNull(cursor) {
