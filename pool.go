@@ -53,7 +53,7 @@ type poolConfig struct {
 
 	// The limits are those of the module: its versions share them.
 	slots *counter[*Principal] // running calls
-	rooms *counter[*Principal] // processes, until they have ended, by roomKey
+	rooms *counter[*Principal] // processes, until they have ended; nil counts all without a claim
 
 	// start starts w's process. It returns when w is ready or has ended, or an error if w has got no
 	// process. onLists is called when the lists of a process have been read, and onParts when a shim
