@@ -623,8 +623,7 @@ func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
 			failed = errors.Join(failed, fmt.Errorf("code %d of %d: %w", i+1, len(args), err))
 			continue
 		}
-		a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n",
-			c.Code.Dashed(), sanitize(c.ScopeDir))
+		a.print("revoked", c, false)
 	}
 	return failed
 }
@@ -653,10 +652,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		if err != nil {
 			return err
 		}
-		for _, d := range changed {
-			a.printf("Approved %s (%s)  %s\n", sanitize(d.Name), d.Kind, sanitize(d.Path))
-		}
-		a.printf("%d approved.\n", len(changed))
+		a.print("approved", changed, false)
 		return nil
 	}
 }
@@ -678,7 +674,7 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		if err := writeFile(path, starter, os.O_EXCL, 0o644); err != nil {
 			return fmt.Errorf("writing a new file: %w", err)
 		}
-		a.printf("Wrote %s. Try it in its folder:\n  usher call %s greet name=Ada\n", path, name)
+		a.print("new", []string{path, name}, false)
 		return nil
 	}
 }
