@@ -200,17 +200,14 @@ func (f *serveFlags) exposure() string {
 // whoSendsWebhooks returns a sentence on what senders of webhooks need. If unsigned webhooks are
 // off, it names the flag or the address that is the reason: the owner may have added it for MCP only.
 func (f *serveFlags) whoSendsWebhooks() string {
-	hooks := f.webhooks
-	switch {
-	case hooks.secret == "" && !hooks.open && !hooks.local:
-		return fmt.Sprintf("Webhooks are off unless signed (%s): set %s",
-			cmp.Or(f.exposure(), "-require-claim"), webhookSecretVar)
-	case hooks.secret == "":
-		return "Webhooks need no secret: " + webhookSecretVar + " is not set"
-	case hooks.acceptSignatures:
-		return "Webhooks need the header " + secretHeader + " or a verified signature"
-	}
-	return "Webhooks need the header " + secretHeader
+	var text strings.Builder
+	writeText(&text, "webhooks", map[string]any{
+		"Secret":     f.webhooks.secret != "",
+		"Signatures": f.webhooks.acceptSignatures,
+		"Open":       f.webhooks.open || f.webhooks.local,
+		"Why":        cmp.Or(f.exposure(), "-require-claim"),
+	})
+	return text.String()
 }
 
 // needsApproval reports whether only approved modules run. By default, -require-claim decides:
