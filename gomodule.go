@@ -287,8 +287,8 @@ func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary strin
 	inCopy := regexp.MustCompile(`[^\s:]*` + regexp.QuoteMeta(filepath.Join(filepath.Base(temp), s.base)))
 	output = inCopy.ReplaceAllLiteralString(output, s.base)
 	// All messages of the go command are about the module or its imports.
-	if lines := goErrorLines(output); len(lines) > 0 {
-		return loaded, cantBuildf(s.base, "%s", strings.Join(lines, "\n"))
+	if messages := goErrors(output); messages != "" {
+		return loaded, cantBuildf(s.base, "%s", messages)
 	}
 	return loaded, cantBuildf(s.base, "%s: a Go module needs the go command "+
 		"(install Go from https://go.dev/dl): %v", s.base, err)
@@ -329,15 +329,10 @@ var goMessages = strings.NewReplacer(
 	"GOMODCACHE () must not be replaced.", "GOMODCACHE () can't be built: set HOME, or GOPATH and GOCACHE",
 )
 
-// goErrorLines returns the messages of the go command, one per line.
-func goErrorLines(text string) (lines []string) {
-	text = goMessages.Replace(text)
-	for message := range strings.SplitSeq(text, "\n") {
-		progress := strings.HasPrefix(message, "# ") || strings.HasPrefix(message, "go: downloading ")
-		if message == "" || progress {
-			continue
-		}
-		lines = append(lines, strings.TrimPrefix(message, "."+string(filepath.Separator)))
-	}
-	return lines
+// goNoise matches reports of progress, empty lines, and ./ before a file.
+var goNoise = regexp.MustCompile(`(?m)^((# |go: downloading ).*)?\n|^\./`)
+
+// goErrors returns the messages of the go command, one per line.
+func goErrors(text string) string {
+	return strings.TrimSpace(goNoise.ReplaceAllString(goMessages.Replace(text), ""))
 }
