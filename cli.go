@@ -365,9 +365,7 @@ func (a *app) callHere(
 		// Other modules are not started, because a build may take minutes. The label of a
 		// module, and the name of a tool, contain the module's name, which is "" for a
 		// .mcp.json that can't be read.
-		Only: func(name string) bool {
-			return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
-		},
+		Only: func(name string) bool { return strings.Contains(words[0], name) },
 		Log: newRecordLog(func(record object) {
 			if line := record.text("line"); line != "" {
 				fmt.Fprintln(a.stderr, sanitizeLines(line, "\n"))
@@ -423,13 +421,6 @@ func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) 
 		didYouMean("", strings.Join(words, "_"), tools),
 		strings.Join(hints, "; "),
 		"set -dir, or see usher modules"))
-}
-
-// nameParts returns a name with an underscore before and after each of its parts, so one name
-// contains the other if its parts do. Labels and names of tools join names by - or _, and people
-// also by other characters.
-func nameParts(name string) string {
-	return strings.NewReplacer("-", "_", ".", "_", "/", "_").Replace("_" + name + "_")
 }
 
 // notify prints a report of progress or a log message of a call.

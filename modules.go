@@ -278,9 +278,7 @@ func (r *Registry) Refresh(ctx context.Context, since time.Time) {
 func (r *Registry) update(s *scan) {
 	check := r.approval()
 	for _, key := range sortedKeys(s.sources) {
-		found := s.sources[key]
-		file, _, _ := strings.Cut(filepath.Base(found.Path), ".") // "" for a .mcp.json
-		if r.Only == nil || r.Only(cmp.Or(found.Name, file)) {
+		if found := s.sources[key]; r.Only == nil || r.Only(found.Name) {
 			r.compare(found, check)
 		}
 	}
