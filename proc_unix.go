@@ -67,7 +67,7 @@ func checkPrivate(folder string, sticky bool) error {
 }
 
 // lockFile creates a file if necessary and locks it, until it is closed or the process ends.
-// It does not wait: see isShared.
+// It does not wait: while another process has the lock, the error is EWOULDBLOCK.
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {
@@ -90,9 +90,6 @@ func isLocked(path string) bool {
 	defer f.Close()
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
 }
-
-// isShared reports whether an operation failed because another process has locked the file.
-func isShared(err error) bool { return errors.Is(err, syscall.EWOULDBLOCK) }
 
 // syncFolder makes a rename durable. It returns no error if the file system can't sync
 // folders.

@@ -31,6 +31,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -289,16 +290,15 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 // lockBase waits a little, as readDaemon takes the lock for an instant.
 func (d *daemon) lockBase() (lock *os.File, err error) {
 	path := filepath.Join(d.app.data, lockName)
-	lock, err = lockFile(path)
-	for n := 0; n < 100 && isShared(err); n++ {
-		time.Sleep(10 * time.Millisecond)
+	for range 100 {
 		lock, err = lockFile(path)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return lock, err
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
-	if isShared(err) {
-		err = fmt.Errorf("another usher uses this folder (%s): stop it or set -base",
-			readDaemon(d.app.data).URL)
-	}
-	return lock, err
+	return nil, fmt.Errorf("another usher uses this folder (%s): stop it or set -base",
+		readDaemon(d.app.data).URL)
 }
 
 // approveFirst approves the modules below the dirs that have no record of approved modules:
