@@ -93,7 +93,9 @@ var carriers = map[string]struct {
 		b.answers(&Message{Result: object{{"structuredContent", json.RawMessage(response)}}})
 	}},
 	"a page": {1, everyone, func(t *testing.T, b *bubble) {
-		b.m.Methods[0].Parameters = []string{carried}
+		method := b.m.Methods[0]
+		schema := json.RawMessage(`{"properties":{"` + carried + `":{}}}`)
+		method.definition = method.definition.set("inputSchema", schema)
 		req, err := http.NewRequest("GET", b.URL, nil)
 		must(t, err)
 		req.Header.Set("Accept", "text/html")

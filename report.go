@@ -49,7 +49,8 @@ type toolReport struct {
 func newToolReport(name string, m *Method) toolReport {
 	s := m.schema()
 	var params []string
-	for _, key := range m.Parameters {
+	for _, p := range m.definition.object("inputSchema").object("properties") {
+		key := p.key
 		check := argumentCheck{root: s, left: 100} // references that are followed
 		kind := cmp.Or(clipText(check.wanted(s.property(key)), 60), "any")
 		if !slices.Contains(s.Required, key) {

@@ -34,7 +34,6 @@ type Method struct {
 
 	definition object         // of the MCP tool, without its name
 	schema     func() *schema // of the arguments, decoded at the first call; not nil
-	Parameters []string       // their names
 	rounds     bool           // its language is JavaScript, which rounds long integers
 }
 
@@ -65,9 +64,6 @@ func parseMethod(definition json.RawMessage, kind Kind) *Method {
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
 	m.schema = sync.OnceValue(func() *schema { return decodeSchema(input) })
-	for _, property := range members(input).object("properties") {
-		m.Parameters = append(m.Parameters, property.key)
-	}
 	return m
 }
 
