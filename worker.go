@@ -477,8 +477,7 @@ func (w *Worker) enqueue(c *call, line []byte) {
 func (w *Worker) send(line []byte) { w.update(func() { w.enqueue(nil, line) }) }
 
 // startCall queues the request of a call. No other function writes a request to the process. It
-// returns errNotSent if the process takes no more calls. The process answers the call unless
-// c.answer is nil.
+// returns errNotSent if the process takes no more calls.
 func (w *Worker) startCall(c *call, method string, params object) (err error) {
 	c.id = strconv.FormatInt(w.lastID.Add(1), 10)
 	line := encodeRequest(json.RawMessage(c.id), method, w.adapt(c, params))
@@ -488,9 +487,7 @@ func (w *Worker) startCall(c *call, method string, params object) (err error) {
 			return
 		}
 		w.enqueue(c, line)
-		if c.answer != nil {
-			w.calls[c.id] = c
-		}
+		w.calls[c.id] = c
 	})
 	return err
 }
@@ -752,7 +749,6 @@ func (w *Worker) discover(ctx context.Context) bool {
 		w.info = result
 		c := newCall(ctx, Caller{})
 		defer c.cancel(nil)
-		c.answer = nil // usher ignores it if the module ends this stream
 		_ = w.startCall(c, "subscriptions/listen", object{{"notifications", json.RawMessage(
 			`{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)}})
 	}
