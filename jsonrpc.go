@@ -177,8 +177,9 @@ func checkJSON(raw []byte, what string) error {
 	if json.Valid(raw) {
 		return nil
 	}
-	reason := json.Unmarshal(raw, new(json.RawMessage))
-	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, reason)
+	reason, _ := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
+	line := 1 + bytes.Count(raw[:max(reason.Offset, 1)-1], []byte{'\n'})
+	return rpcErrorf(codeParse, "%s is not valid JSON at line %d: %v", what, line, reason)
 }
 
 // versionMember is in every message.

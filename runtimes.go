@@ -218,13 +218,8 @@ func isBelow(path string, folders []string) bool {
 // how to start it or why it can't be started. The error means that the whole file is invalid.
 func configModules(raw []byte, dir string) ([]source, error) {
 	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
-	bad, invalid := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
-	if invalid && bad.Offset > 0 {
-		line := bytes.Count(raw[:bad.Offset-1], []byte("\n")) + 1
-		return nil, fmt.Errorf("not valid JSON at line %d: %w (no comments, no comma at the end)", line, bad)
-	}
 	if err := checkJSON(raw, "the file"); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w (want UTF-8, no comments, no comma at the end)", err)
 	}
 	servers := members(raw).object("mcpServers")
 	if servers == nil {

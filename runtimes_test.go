@@ -105,9 +105,11 @@ func TestConfigIsExpanded(t *testing.T) {
 
 // The error of a .mcp.json that can't be read names the line, and what is often wrong there.
 func TestConfigErrorNamesTheLine(t *testing.T) {
-	const key = " looking for beginning of object key string (no comments, no comma at the end)"
+	const hint = " (want UTF-8, no comments, no comma at the end)"
+	const key = " looking for beginning of object key string" + hint
 	for raw, want := range map[string]string{
 		``:                                "unexpected end",
+		"{\"a\":\"\xe4\"}":                "the file is not valid UTF-8" + hint,
 		`{"servers":{}}`:                  `no "mcpServers" (not "servers"): want {"mcp`,
 		`{"a":{"command":"x"}}`:           `no "mcpServers"`,
 		"{\n // no\n}":                    "at line 2: invalid character '/'" + key,
