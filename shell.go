@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -87,11 +88,10 @@ func readScript(path string) (*shellScript, error) {
 // the shell has read the script. Reserved words, for example, and text in a here-document
 // are none.
 func (s *shellScript) listFunctions() []string {
-	program := isFunction + `. "$0" >&2 && for usher_name in`
+	program := shellShim + `. "$0" >&2 && usher_list`
 	for _, f := range s.docs {
 		program += " " + f.key
 	}
-	program += "; do if usher_is $usher_name; then command echo $usher_name; fi; done"
 	return []string{"-c", program, s.path}
 }
 
@@ -116,15 +116,10 @@ func (s *shellScript) manifest(functions []string) *manifest {
 	return m
 }
 
-// isFunction defines a shell function that succeeds if the shell reports a name as a
-// function. With LC_ALL=C, the report is in English.
-const isFunction = `usher_is() {
-	case $(LC_ALL=C; command -V "$1" 2>/dev/null) in
-	"$1 is a function"* | "$1 is a shell function"*) return 0;;
-	esac
-	return 1
-}
-`
+// shellShim defines the shell functions that usher runs beside those of a script.
+//
+//go:embed runtimes/shim.sh
+var shellShim string
 
 // commandLine returns the arguments of the shell for a call of a function.
 func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]string, error) {
@@ -133,9 +128,8 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 		return nil, fmt.Errorf("no method %q", name)
 	}
 	// $0 is the script, so that a module can find files beside it. The script sees none of the
-	// values as its own arguments: many scripts end in "$@". The quotes around the name keep
-	// the shell from reading it as a reserved word or an alias. The script may define the
-	// function in some calls only.
+	// values as its own arguments: many scripts end in "$@". The script may define the function
+	// in some calls only.
 	var stored, passed string
 	args := []string{"-c", "", s.path}
 	for i, p := range parseDoc(doc, kindShell).params {
@@ -148,8 +142,7 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 		stored += fmt.Sprintf("usher_%d=${%[1]d}; ", i+1)
 		passed += fmt.Sprintf(` "$usher_%d"`, i+1)
 	}
-	args[1] = fmt.Sprintf(isFunction+`%[2]sset --; . "$0" && if usher_is %[1]s; then "%[1]s"%[3]s
-		else command echo the script defines no function %[1]s >&2; exit 127; fi`, name, stored, passed)
+	args[1] = shellShim + stored + `set --; . "$0" && usher_call ` + name + passed
 	return args, nil
 }
 

@@ -1,0 +1,28 @@
+# The functions that usher runs beside those of a shell module.
+
+# usher_is succeeds if the shell reports a name as a function. With LC_ALL=C, the report is in
+# English.
+usher_is() {
+	case $(LC_ALL=C; command -V "$1" 2>/dev/null) in
+	"$1 is a function"* | "$1 is a shell function"*) return 0 ;;
+	esac
+	return 1
+}
+
+# usher_list prints those of its arguments that are functions.
+usher_list() {
+	for usher_name do
+		if usher_is "$usher_name"; then command echo "$usher_name"; fi
+	done
+}
+
+# usher_call calls a function with arguments. The quotes around $@ keep the shell from reading the
+# name as a reserved word or an alias.
+usher_call() {
+	if usher_is "$1"; then
+		"$@"
+	else
+		command echo "the script defines no function $1" >&2
+		exit 127
+	fi
+}
