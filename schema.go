@@ -793,16 +793,30 @@ func methodResult(answer object) object {
 // mediaTypes are the types of files that become an image or audio.
 var mediaTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp", "audio/wave", "audio/mpeg"}
 
+// mp3Starts are the first bytes of MP3 files without a tag.
+var mp3Starts = []string{"\xff\xfb", "\xff\xf3", "\xff\xf2"}
+
+// decodeMedia decodes base64 in a JSON string. mime is the type of an image or audio by its first
+// bytes, "" for other bytes.
+func decodeMedia(encoded json.RawMessage) (data []byte, mime string) {
+	_ = json.Unmarshal(encoded, &data) // if invalid, none
+	mime = http.DetectContentType(data)
+	switch {
+	case slices.Contains(mp3Starts, string(data[:min(2, len(data))])):
+		return data, "audio/mpeg"
+	case slices.Contains(mediaTypes, mime):
+		return data, strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples
+	}
+	return data, ""
+}
+
 // bytesResult returns the tool result for bytes, given as base64 in a JSON string: an image or
 // audio, else their text, or the base64 if they are not UTF-8.
 func bytesResult(encoded json.RawMessage) object {
-	var data []byte
-	_ = json.Unmarshal(encoded, &data) // the shims' own base64
-	mime := http.DetectContentType(data)
+	data, mime := decodeMedia(encoded)
 	switch {
-	case slices.Contains(mediaTypes, mime):
+	case mime != "":
 		kind, _, _ := strings.Cut(mime, "/")
-		mime = strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples
 		return contentOf(object{{"type", quote(kind)}, {"data", encoded}, {"mimeType", quote(mime)}})
 	case utf8.Valid(data):
 		encoded = quote(string(data))

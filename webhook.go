@@ -558,7 +558,8 @@ type webhookAnswer struct {
 }
 
 // answerOf converts a tool's result to the answer. A method that returns an object answers
-// with that object, and not with the text that MCP clients get beside it.
+// with that object, and not with the text that MCP clients get beside it. An image or audio alone
+// becomes its bytes.
 func answerOf(result object) (*webhookAnswer, error) {
 	text := resultText(result)
 	if isTrue(result.get("isError")) {
@@ -567,6 +568,13 @@ func answerOf(result object) (*webhookAnswer, error) {
 	// Text is never an answer: a method may return what a sender wrote.
 	if own := result.object("structuredContent").get("_response"); own != nil {
 		return ownAnswer(own)
+	}
+	if blocks := items(result.get("content")); len(blocks) == 1 {
+		data, mime := decodeMedia(members(blocks[0]).get("data"))
+		if mime != "" {
+			headers := map[string]string{"Content-Type": mime}
+			return &webhookAnswer{Status: http.StatusOK, Headers: headers, Body: data}, nil
+		}
 	}
 	a := &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}
 	// Numbers and words are valid JSON too, but whoever returns a text means a text.

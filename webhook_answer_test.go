@@ -45,6 +45,8 @@ func TestWebhookAnswers(t *testing.T) {
 		{content(block("a") + "," + block("b")), 200, isText, "a\nb"},
 		{content(""), 204, "", ""},
 		{content(image), 200, isJSON, image},
+		{content(`{"type":"image","data":"R0lGODlh","mimeType":"text/html"}`), 200, "image/gif", "GIF89a"},
+		{content(`{"type":"audio","data":"//uQ","mimeType":"audio/mpeg"}`), 200, "audio/mpeg", "\xff\xfb\x90"},
 		{content(image + "," + block("a")), 200, isText, image + "\na"},
 		{`{"content":[` + block("a") + `],"structuredContent":null}`, 200, isText, "a"},
 		{shownFailure(`it "broke"`), 500, isJSON, `{"error":"it \"broke\""}` + "\n"},
