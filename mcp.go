@@ -142,6 +142,7 @@ func (s *Server) newRequest(from admission, out *outbox, msg *Message, params ob
 	}
 	if !r.caller.Sessionless {
 		r.caller.Ask = r.ask
+		r.caller.Stream = r.session.primary
 	}
 	return r
 }

@@ -34,6 +34,7 @@ const (
 	sweepTime   = time.Second            // between two sweeps
 	sessionIdle = 10 * time.Minute       // how long a process of one Member is kept without a call
 	roomIdle    = time.Minute            // without a call, after which a process may make room for another
+	year        = 365 * 24 * time.Hour   // longer than any process is idle
 	slowCall    = 10 * time.Second       // after which the log says that a call is running
 	crashMemory = time.Minute            // how long a crash counts
 	crashPause  = 5 * time.Second        // between a crash, from the second on, and a new start
@@ -75,7 +76,8 @@ type pool struct {
 	mu      sync.Mutex
 	procs   []*Worker                     // that have not ended, in the order of their first calls
 	calls   map[*call]bool                // under way, or waiting to be made
-	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start
+	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start;
+	// over a year later for a session whose process has made room, until its next call has failed
 }
 
 // newPool returns a pool without processes, which accepts calls until ctx ends.
@@ -236,6 +238,9 @@ func (p *pool) enter(c *call) error {
 	c.worker = p.find(member)
 	switch {
 	case p.shell != nil || c.worker != nil:
+	case pause > crashPause:
+		delete(p.crashed, member)
+		return fmt.Errorf("module %q ended to make room, so its state is lost: call again", p.Name)
 	case pause > 0:
 		return fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, pause.Seconds())
 	default:
@@ -312,8 +317,9 @@ func roomsOf(key *Principal) int64 {
 	return maxProcsOf
 }
 
-// makeRoom ends the process that has been idle longest if w waits for room, unless another one makes
-// room already. The caller holds p.mu.
+// makeRoom ends an idle process if w waits for room, unless another one makes room already. It
+// prefers processes of w's principal, then those whose session has no open stream, then those that
+// have been idle longest. The caller holds p.mu.
 func (p *pool) makeRoom(w *Worker, now time.Time) {
 	if w.room == nil || w.state != workerWaiting {
 		return
@@ -321,6 +327,7 @@ func (p *pool) makeRoom(w *Worker, now time.Time) {
 	// If the principal has as many as it may have, the end of another's process would not help.
 	onlyOwn := p.rooms.count(w.room.key) >= roomsOf(w.room.key)
 	var chosen *Worker
+	var most time.Duration
 	for _, o := range p.procs {
 		if o.room == nil || o.state == workerWaiting || onlyOwn && o.room.key != w.room.key {
 			continue
@@ -328,12 +335,26 @@ func (p *pool) makeRoom(w *Worker, now time.Time) {
 		if o.state >= workerDraining {
 			return
 		}
-		if chosen == nil || o.lastUse.Before(chosen.lastUse) {
+		idle := now.Sub(o.lastUse)
+		if idle < roomIdle {
+			continue
+		}
+		if o.room.key == w.room.key {
+			idle += 2 * year
+		}
+		if stream := o.owner.Stream; stream == nil || stream() == nil {
+			idle += year
+		}
+		if idle > most {
 			chosen = o
+			most = idle
 		}
 	}
-	if chosen != nil && now.Sub(chosen.lastUse) >= roomIdle {
+	if chosen != nil {
 		p.log.Warn("a process of a session ends to make room for another")
+		if chosen.owner.Stream != nil { // a session knows its state
+			p.crashed[chosen.owner.Member] = now.Add(year)
+		}
 		chosen.advance(workerDraining)
 	}
 }
@@ -396,8 +417,8 @@ func (p *pool) sweep(now time.Time) (gone bool) {
 			w.advance(workerDraining)
 		}
 	}
-	maps.DeleteFunc(p.crashed, func(_ context.Context, next time.Time) bool {
-		return now.Sub(next) > crashMemory
+	maps.DeleteFunc(p.crashed, func(member context.Context, next time.Time) bool {
+		return now.Sub(next) > crashMemory || member != nil && member.Err() != nil
 	})
 	return p.ctx.Err() != nil && len(p.procs)+len(p.calls) == 0
 }

@@ -201,25 +201,36 @@ func TestProcessesAreBounded(t *testing.T) {
 	})
 }
 
-// The process that has been idle longest makes room, if it has had no call for a minute.
+// A process that has had no call for a minute makes room: first the principal's own, then one whose
+// session has no stream, then the one that has been idle longest. Its session's next call fails once.
 func TestIdleProcessMakesRoom(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name     string
+		own      string // the principals of the processes that are idle, the longest first
+		streams  string // "y" for each whose session has a stream
 		idle     time.Duration
 		makeRoom int // the one that makes room; -1 for none
 	}{
-		{"the longest idle", roomIdle, 0},
-		{"before a minute", roomIdle - 4*time.Second, -1},
+		{"the longest idle", "bbbb", "nnnn", roomIdle, 0},
+		{"before a minute", "bbbb", "nnnn", roomIdle - 4*time.Second, -1},
+		{"the principal's own", "bbab", "nnnn", roomIdle, 2},
+		{"one without a stream", "bbbb", "yyny", roomIdle, 2},
+		{"its own with a stream", "bbab", "nnyn", roomIdle, 2},
 	} {
 		runSynced(t, tt.name, func(t *testing.T) {
 			p := mutePool(t, true)
 			var idle []*call
 			for i := range maxProcs {
 				caller := Caller{Principal: aClaim(fmt.Sprint("busy ", i/maxProcsOf)), Member: aMember()}
+				if i < len(tt.own) {
+					caller.Principal = aClaim(tt.own[i : i+1])
+					stream := map[byte]*outbox{'y': {}}[tt.streams[i]]
+					caller.Stream = func() *outbox { return stream }
+				}
 				c, err := p.started(t.Context(), caller)
 				must(t, err)
-				if i < maxProcsOf {
+				if i < len(tt.own) {
 					idle = append(idle, c)
 				}
 			}
@@ -236,12 +247,43 @@ func TestIdleProcessMakesRoom(t *testing.T) {
 				check(t, fmt.Sprint("process ", i, " lives"), c.worker.alive(), i != tt.makeRoom)
 			}
 			if tt.makeRoom >= 0 {
+				pass(2 * crashMemory)
 				lost := idle[tt.makeRoom].caller
+				_, err := p.call(t.Context(), lost, "tools/call", nil)
+				checkContains(t, "its session's next call", fmt.Sprint(err), "its state is lost")
 				must(t, p.enter(newCall(t.Context(), lost)))
 			}
 			p.close()
 		})
 	}
+}
+
+// A session whose client listens keeps its process. Another one loses it, and its next call fails once.
+func TestLostStateIsToldOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		var sessions []*testClient
+		for i := range maxProcsOpen + 1 {
+			c := b.open(protocols[0])
+			sessions = append(sessions, c)
+			if i == 0 {
+				stream, err := b.HTTP.Do(c.GetRequest())
+				must(t, err)
+				defer stream.Body.Close()
+				go io.Copy(io.Discard, stream.Body)
+			}
+			if i == maxProcsOpen {
+				pass(roomIdle)
+			}
+			check(t, fmt.Sprint("session ", i), c.Call("m_wait", `{"seconds":0}`).Text(), "waited")
+			pass(sweepTime)
+		}
+		const lost = `module "m" ended to make room, so its state is lost: call again`
+		for i, want := range []string{"waited", lost, "waited"} {
+			check(t, fmt.Sprint("session ", i), sessions[i].Call("m_wait", `{}`).Text(), want)
+		}
+		pass(roomIdle)
+		check(t, "its call after that", sessions[1].Call("m_wait", `{}`).Text(), "waited")
+	})
 }
 
 // A process whose session ends while it starts ends, too.

@@ -888,7 +888,10 @@ type Caller struct {
 	Running context.Context
 	// Sessionless says that the caller is an MCP client without a session.
 	Sessionless bool
-	Client      clientProfile
+	// Stream returns the notification stream of the caller's session, or nil. It is nil for callers
+	// without a session.
+	Stream func() *outbox
+	Client clientProfile
 
 	// Notify passes a notification on to the caller. The goroutine that reads the
 	// module's output calls it, so it must not wait for a client or a module. nil drops
