@@ -48,7 +48,7 @@
 //	          report.go       the state of the modules, for people; the page for browsers
 //	          cli.go          the commands, their streams, folders and output
 //
-// claims.go, scope.go and view.go decide who sees what. The central idea is the View: it
+// claims.go, session.go, scope.go and view.go decide who sees what. The central idea is the View: it
 // is built for a scope, and it is the only way to a module, so no other file can widen a
 // scope. house_test.go checks this.
 //
