@@ -333,13 +333,7 @@ func (o object) object(key string) object { return members(o.get(key)) }
 
 // set returns the object with key set to value, at the end.
 func (o object) set(key string, value json.RawMessage) object {
-	changed := make(object, 0, len(o)+1)
-	for _, f := range o {
-		if f.key != key {
-			changed = append(changed, f)
-		}
-	}
-	return append(changed, member{key, value})
+	return append(o.without(key), member{key, value})
 }
 
 // without returns the object without these keys.
