@@ -265,8 +265,7 @@ func (params object) withoutLookalikes() object {
 	kept := make(object, 0, len(params))
 	for i, f := range params {
 		like := slices.IndexFunc(knownParams, func(key string) bool { return strings.EqualFold(key, f.key) })
-		isSame := func(later member) bool { return later.key == f.key }
-		if like < 0 || knownParams[like] == f.key && !slices.ContainsFunc(params[i+1:], isSame) {
+		if like < 0 || knownParams[like] == f.key && params[i+1:].get(f.key) == nil {
 			kept = append(kept, f)
 		}
 	}
