@@ -198,15 +198,13 @@ type connections struct {
 	maxOpen       int // the limit for all
 
 	mu         sync.Mutex
-	open       map[net.Conn]bool     // all
-	unadmitted map[net.Conn]connInfo // those without an admitted request
+	open       map[net.Conn]bool      // all
+	unadmitted map[net.Conn]time.Time // those without an admitted request, with their age: see idleAge
 }
 
-// connInfo describes the state of a connection.
-type connInfo struct {
-	idle  bool      // between two requests
-	since time.Time // in this state
-}
+// idleAge is added to the age of an idle connection. So an idle connection is older than all others,
+// because no request waits that long for its admission.
+const idleAge = time.Hour
 
 // limitConnections limits the connections of a server. files is the number of files that
 // the process may open; some remain for the claims file and for new processes.
@@ -215,7 +213,7 @@ func limitConnections(web *http.Server, files int) {
 		maxUnadmitted: max(200, min(maxConns, files/2)),
 		maxOpen:       max(200, files/4*3),
 		open:          make(map[net.Conn]bool),
-		unadmitted:    make(map[net.Conn]connInfo),
+		unadmitted:    make(map[net.Conn]time.Time),
 	}
 	web.ConnState = c.set
 	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
@@ -250,7 +248,11 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 		delete(c.unadmitted, conn)
 		return
 	}
-	c.unadmitted[conn] = connInfo{idle: state == http.StateIdle, since: time.Now()}
+	since := time.Now()
+	if state == http.StateIdle {
+		since = since.Add(-idleAge)
+	}
+	c.unadmitted[conn] = since
 	if state != http.StateNew {
 		return
 	}
@@ -259,10 +261,8 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 		return
 	}
 	victim := conn // if there is no other
-	for other, info := range c.unadmitted {
-		chosen := c.unadmitted[victim]
-		isOlder := info.idle == chosen.idle && info.since.Before(chosen.since)
-		if victim == conn || info.idle && !chosen.idle || isOlder {
+	for other, since := range c.unadmitted {
+		if victim == conn || since.Before(c.unadmitted[victim]) {
 			victim = other
 		}
 	}
