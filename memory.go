@@ -14,6 +14,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -103,7 +104,8 @@ type reservation struct {
 	w       http.ResponseWriter
 	control *http.ResponseController // of w
 	req     *http.Request
-	refuse  func(*fault) // writes an error in the endpoint's format
+	id      json.RawMessage            // of the JSON-RPC message in the body; nil until it is parsed, or for none
+	refuse  func(*reservation, *fault) // writes an error in the endpoint's format
 }
 
 // isUnknown reports whether the reservation is that of an unauthenticated sender.
@@ -172,7 +174,7 @@ func (r *reservation) handle(log *slog.Logger, serve func() error) {
 	}
 	log.Info("refused", "status", e.Status, "why", clipText(explain(err), maxLogged))
 	maps.Copy(r.w.Header(), e.Header)
-	r.refuse(e)
+	r.refuse(r, e)
 }
 
 // receive reads the body of a request for its principal. If the announced length of the body is

@@ -175,7 +175,7 @@ func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := m.serve(w, r)
 		defer x.end()
-		x.refuse = func(e *fault) { http.Error(w, e.Msg, e.Status) }
+		x.refuse = func(_ *reservation, e *fault) { http.Error(w, e.Msg, e.Status) }
 		x.handle(quiet, func() error {
 			body, err := x.receive(cmp.Or(r.Header.Get("Known"), "unknown"))
 			if err == nil {

@@ -217,7 +217,7 @@ type pageContent struct {
 // principal until it is written.
 func (d *daemon) servePage(x *reservation) error {
 	url := cmp.Or(d.flags.publicURL, "http://"+x.req.Host+"/")
-	x.refuse = func(e *fault) {
+	x.refuse = func(_ *reservation, e *fault) {
 		reason := strings.TrimSuffix(e.Msg, ": "+howToPresent) // the page has a field for a code
 		_ = d.writePage(x, e.Status, pageContent{Refused: clipText(reason, maxError), Coded: true, URL: url})
 	}

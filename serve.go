@@ -449,9 +449,9 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Content-Type-Options", "nosniff") // texts of modules and senders are not HTML
 	x := d.server.memory.serve(w, r)
 	defer x.end()
-	x.refuse = func(e *fault) { writeMCPError(x, nil, e) }
+	x.refuse = writeMCPError
 	if likeHookPath.MatchString(r.URL.Path) {
-		x.refuse = func(e *fault) { writeWebhookError(x, e) }
+		x.refuse = writeWebhookError
 	}
 	x.handle(d.log, func() error { return d.route(x) })
 }
@@ -480,7 +480,7 @@ func (d *daemon) route(x *reservation) error {
 	case r.Method == http.MethodGet && accepts(r.Header, "text/html"):
 		return d.servePage(x) // at any path, as people mistype addresses
 	case path != "" && path != "/mcp":
-		writeMCPError(x, nil, errNothing) // not logged: clients that look for a login send several
+		writeMCPError(x, errNothing) // not logged: clients that look for a login send several
 		return nil
 	}
 	return d.server.serve(x)

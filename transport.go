@@ -12,7 +12,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"io"
 	"mime"
 	"net/http"
@@ -38,10 +37,10 @@ func (s *Server) serve(x *reservation) error {
 // errNotAllowed refuses other methods, and GET in stateless revisions.
 var errNotAllowed error = errMethod("POST, GET, DELETE")
 
-// writeMCPError writes an error as the JSON-RPC error about the request with an id, nil for none.
-func writeMCPError(x *reservation, id json.RawMessage, e *fault) {
+// writeMCPError writes an error as a JSON-RPC error about the message in the body.
+func writeMCPError(x *reservation, e *fault) {
 	rpc := cmp.Or(e.RPC, rpcErrorf(codeRefused, "%s", clipText(e.Msg, maxError)))
-	x.writeJSON(e.Status, encodeError(id, rpc))
+	x.writeJSON(e.Status, encodeError(x.id, rpc))
 }
 
 // streamTypes are the types in an Accept header that allow a stream.
@@ -91,8 +90,7 @@ func (s *Server) servePOST(x *reservation) error {
 	// From here on, a refusal repeats the id of the message, so that its sender can tell which of its
 	// requests has failed.
 	msg, err := parseMessage(body)
-	id := slices.Clone(msg.ID) // a process may keep x, and must not keep the body
-	x.refuse = func(e *fault) { writeMCPError(x, id, e) }
+	x.id = slices.Clone(msg.ID) // a process may keep x, and must not keep the body
 	if err != nil {
 		return err
 	}

@@ -95,7 +95,7 @@ func (h *Webhooks) serve(x *reservation) error {
 	case isFault:
 		status = e.Status
 		maps.Copy(x.w.Header(), e.Header)
-		x.refuse(e)
+		x.refuse(x, e)
 	default:
 		return err
 	}

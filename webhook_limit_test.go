@@ -292,7 +292,7 @@ type testWebhooks struct {
 func (h *testWebhooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := h.memory.serve(w, r)
 	defer x.end()
-	x.refuse = func(e *fault) { writeWebhookError(x, e) }
+	x.refuse = writeWebhookError
 	x.handle(h.log, func() error { return h.serve(x) })
 }
 
