@@ -163,7 +163,6 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 	a.sender = senderAttrs(r)
 	var stale error // a POST that names no living session may still be initialize
 	for {
-		a.claim = Claim{}
 		if id, inURL := presentedSession(r); id != "" {
 			a.session, a.claim = g.sessions.find(id, inURL)
 			if a.session == nil {
@@ -342,21 +341,17 @@ func (p *Principal) scope() (Scope, error) {
 	return Scope{}, errEnded
 }
 
-// Create makes a session of a principal, for an initialize or for the stream of HTTP+SSE, and
-// returns the principal's admission in it. No file is written: the session's id contains
-// everything.
-func (g *Gate) Create(protocol string, caps clientCaps, p *Principal) admission {
-	s := newSession(sessionOrigin{Protocol: protocol, Caps: caps, Claim: p.claimID})
+// Create makes a session of the principal of from, for an initialize or for the stream of HTTP+SSE, and
+// returns from with this session. No file is written: the session's id contains everything.
+func (g *Gate) Create(from admission, protocol string, caps clientCaps) admission {
+	s := newSession(sessionOrigin{Protocol: protocol, Caps: caps, Claim: from.principal.claimID})
 	s.name = g.sessions.seal(s.sessionOrigin)
 	if protocol == sseProtocol {
 		s.name = s.ID
 	}
-	return admission{
-		principal: p,
-		session:   s,
-		member:    g.sessions.touch(s, p.claimID, p),
-		claim:     p.Claim,
-	}
+	from.session = s
+	from.member = g.sessions.touch(s, from.principal.claimID, from.principal)
+	return from
 }
 
 // ---- Guessing

@@ -67,7 +67,7 @@ func TestGuessesTakeTurns(t *testing.T) {
 		session := func(c Claim) string {
 			owner, err := store.Lookup(c.Code)
 			must(t, err)
-			return g.Create(protocols[0], 0, owner).session.name
+			return g.Create(admission{principal: owner}, protocols[0], 0).session.name
 		}
 		id, endedID := session(good), session(ended)
 		atOnce := func(status int) guessOutcome { return guessOutcome{status, 0} }

@@ -182,13 +182,13 @@ func TestSessionIsCheckedAtUse(t *testing.T) {
 		}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			id := g.Create(protocols[0], 0, everyone).session.name
+			id := g.Create(admission{principal: everyone}, protocols[0], 0).session.name
 			s, claim := g.sessions.find(id, false)
 			tt.happen(s)
 			check(t, "it may be used", g.sessions.touch(s, claim.claimID, everyone) != nil, tt.want)
 		})
 	}
-	sse := g.Create(sseProtocol, 0, everyone).session.name
+	sse := g.Create(admission{principal: everyone}, sseProtocol, 0).session.name
 	s, _ := g.sessions.find(sse, false)
 	check(t, "an HTTP+SSE session's id in a header is unknown", s == nil, true)
 	s, _ = g.sessions.find(sse, true)
@@ -228,7 +228,7 @@ func TestSessionIDSaysWhatItIs(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g, _ := testGate(t, data, false)
 				p := &Principal{Claim: Claim{claimID: tt.claim}, ctx: t.Context()}
-				id = g.Create(protocols[0], capRoots, p).session.name
+				id = g.Create(admission{principal: p}, protocols[0], capRoots).session.name
 			})
 			tt.spoil(data + "/session.key")
 			synctest.Test(t, func(t *testing.T) { // whose clock begins at the same time

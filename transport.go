@@ -138,9 +138,7 @@ func (s *Server) inSession(
 		return from, err
 	}
 	protocol, caps := parseInitialize(params)
-	sender := from.sender
-	from = s.gate.Create(protocol, caps, from.principal)
-	from.sender = sender
+	from = s.gate.Create(from, protocol, caps)
 	x.w.Header().Set(sessionHeader, from.session.name)
 	return from, nil
 }
@@ -375,7 +373,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 
 // serveSSE serves the stream of a new HTTP+SSE session. hangUp ends its connection.
 func (s *Server) serveSSE(path string, from admission, out *outbox, hangUp func()) {
-	from = s.gate.Create(sseProtocol, 0, from.principal)
+	from = s.gate.Create(from, sseProtocol, 0)
 	defer s.gate.sessions.end(from.session)
 	d := &duplex{server: s, from: from, out: out}
 	from.session.receive = d.receive // before anybody knows the session's name
@@ -396,7 +394,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	s := newServer(c)
 	d := &duplex{
 		server: s,
-		from:   s.gate.Create(protocols[0], 0, everyone),
+		from:   s.gate.Create(admission{principal: everyone}, protocols[0], 0),
 		out:    &outbox{ctx: ctx, held: s.memory.reserve(everyone), write: lineWriter(out)},
 	}
 	input := make(chan error, 1) // buffered: the reader may come back long after serve has returned
