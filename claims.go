@@ -242,7 +242,7 @@ func parseClaims(data []byte) (*claimsFile, error) {
 		if err != nil {
 			return nil, fmt.Errorf("record %d: %w", i+1, err)
 		}
-		if _, taken := f.byCode[c.Code]; taken {
+		if f.byCode[c.Code].exists() {
 			return nil, fmt.Errorf("record %d: another record has the same code", i+1)
 		}
 		f.claims = append(f.claims, c)
@@ -395,9 +395,7 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 			{"scopeDir", quote(scopeDir)},
 			{"createdAt", marshal(now)},
 			{"expiresAt", marshal(now.Add(ttl))},
-		}
-		if label != "" {
-			record = append(record, member{"label", quote(label)})
+			{"label", quote(label)},
 		}
 		made, err = parseClaim(record.encode())
 		return append(old.active(now), made), err
