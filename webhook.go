@@ -99,22 +99,22 @@ func (h *Webhooks) serve(x *reservation) error {
 	default:
 		return err
 	}
-	args := []any{"id", x.w.Header().Get(requestIDHeader), "path", h.loggedPath(d.path)}
+	log := h.log.With("id", x.w.Header().Get(requestIDHeader), "path", h.loggedPath(d.path))
 	if d.tool != nil {
-		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
+		log = log.With("module", d.tool.Label, "method", d.tool.Method.Name)
 	}
 	if err != nil {
-		args = append(args, "why", clipText(explain(err), maxLogged))
+		log = log.With("why", clipText(explain(err), maxLogged))
 	}
 	if hungUp {
-		args = append(args, "note", "the sender hung up")
+		log = log.With("note", "the sender hung up")
 	}
 	took := time.Since(d.received).Round(10 * time.Microsecond)
-	args = append(args, "status", status, "took", took, "bytes", len(d.body), senderAttrs(x.req))
+	log = log.With("status", status, "took", took, "bytes", len(d.body), senderAttrs(x.req))
 	if h.logArguments {
-		args = append(args, "arguments", clipText(string(d.body), maxLogged))
+		log = log.With("arguments", clipText(string(d.body), maxLogged))
 	}
-	h.log.Info("delivery", args...)
+	log.Info("delivery")
 	return nil
 }
 
