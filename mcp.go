@@ -277,9 +277,6 @@ func (r *request) readyView() (*View, error) {
 	return r.view()
 }
 
-// noResult is the result of a method that returns nothing.
-var noResult = object{}
-
 // initialize answers a session's first request.
 func (r *request) initialize() (object, error) {
 	protocol, caps := parseInitialize(r.params)
@@ -335,7 +332,7 @@ func instructions(view *View) string {
 }
 
 // ping answers that usher is alive.
-func (r *request) ping() (object, error) { return noResult, nil }
+func (r *request) ping() (object, error) { return object{}, nil }
 
 // setLevel sets the lowest level of log messages that the session wants.
 func (r *request) setLevel() (object, error) {
@@ -346,7 +343,7 @@ func (r *request) setLevel() (object, error) {
 	profile := *r.session.profile.Load() // a copy, because other requests may be reading the profile
 	profile.level = level
 	r.session.profile.Store(&profile)
-	return noResult, nil
+	return object{}, nil
 }
 
 // showList answers a request for a list.
@@ -374,22 +371,17 @@ func (r *request) target() (list, name string) {
 // waits for modules that may turn out to have it.
 func (r *request) find() (*Item, error) {
 	view, err := r.view()
-	if err != nil {
-		return nil, err
-	}
 	list, name := r.target()
-	item := view.Lookup(list, name)
-	if item == nil && view.items[list][name] == nil {
+	if err == nil && view.Lookup(list, name) == nil && view.items[list][name] == nil {
 		err = r.server.modules.AwaitName(r.ctx, r.caller, view, name, r.arrived)
 		if err == nil {
 			view, err = r.view()
 		}
-		if err != nil {
-			return nil, err
-		}
-		item = view.Lookup(list, name)
 	}
-	if item != nil {
+	if err != nil {
+		return nil, err
+	}
+	if item := view.Lookup(list, name); item != nil {
 		return item, nil
 	}
 	claimants := view.items[list][name]
@@ -570,10 +562,7 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 // countAnswer returns what a client answered to a module. The answer counts until the request ends,
 // because the call may keep it until then.
 func (r *request) countAnswer(answer *Message) (object, error) {
-	size := answer.Result.size()
-	if answer.Err != nil {
-		size = len(answer.Err.Message) + len(answer.Err.Data)
-	}
+	size := answer.Result.size() + len(marshal(answer.Err)) // one of them is nil
 	held := r.server.memory.reserve(r.principal)
 	err := held.grow(int64(size))
 	context.AfterFunc(r.ctx, held.end)

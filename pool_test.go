@@ -470,7 +470,7 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 			params := objectOf(`{"_meta":{"usher/call":1}}`)
 			w.handle(&Message{ID: json.RawMessage("1"), Method: "roots/list", Params: params})
 			w.checkRuns(t, "beside one that waits for its client", maxRunningOf+2)
-			replies <- noResult
+			replies <- object{}
 			synctest.Wait()
 			w.update(func() {
 				check(t, "its client's answer waits for a slot", len(w.asks), 1)
@@ -486,7 +486,7 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 				pass(2 * sweepTime)
 			}
 			w.checkRuns(t, "after the end of those that were cancelled", 3)
-			w.answerCalls(maxRunningOf+1, 3, noResult)
+			w.answerCalls(maxRunningOf+1, 3, object{})
 			synctest.Wait()
 			w.update(func() {})
 			if answered { // else the others began at once
@@ -540,7 +540,7 @@ func (m *endlessModule) play(w *Worker, stdin io.Reader) {
 		case msg.Method == "notifications/cancelled":
 			w.handle(&Message{Method: cancelConfirmed, Params: msg.Params})
 		case name == "fine":
-			w.handle(&Message{ID: msg.ID, Result: noResult})
+			w.handle(&Message{ID: msg.ID, Result: object{}})
 		default:
 			m.mu.Lock()
 			m.runs[w][name]++

@@ -286,7 +286,7 @@ func TestDrainingProcessTakesNoCall(t *testing.T) {
 	w.update(func() { w.advance(workerDraining) })
 	check(t, "a new call", w.startCall(call(), "tools/call", nil), errNotSent)
 	check(t, "it lives", w.alive(), true)
-	w.answer(&Message{ID: json.RawMessage(last.id), Result: noResult})
+	w.answer(&Message{ID: json.RawMessage(last.id), Result: object{}})
 	check(t, "it lives after its last call", w.alive(), false)
 }
 
@@ -366,7 +366,7 @@ func TestIDsAreTolerated(t *testing.T) {
 			&Message{Method: cancelConfirmed, Params: object{{"requestId", json.RawMessage(id)}}},
 		)
 		check(t, id+": the cancellation is confirmed", c.confirmed, true)
-		w.handle(&Message{ID: json.RawMessage(id), Result: noResult})
+		w.handle(&Message{ID: json.RawMessage(id), Result: object{}})
 		check(t, id+": calls after the answer", len(w.calls), 0)
 		w.cancel()
 	}
