@@ -299,7 +299,7 @@ type clientProfile struct {
 
 // clientName returns the name and the version of a program that describes itself.
 func clientName(info object) string {
-	return clipText(strings.TrimSpace(info.text("name")+" "+info.text("version")), maxLogged)
+	return logText(strings.TrimSpace(info.text("name") + " " + info.text("version")))
 }
 
 // identify returns the _meta of a request for a module without sessions. To modules, usher

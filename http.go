@@ -83,7 +83,7 @@ func senderAttrs(r *http.Request) slog.Attr {
 	if forwarded == "" {
 		return remote
 	}
-	return slog.GroupAttrs("", remote, slog.String("forwarded_for", clipText(forwarded, maxLogged)))
+	return slog.GroupAttrs("", remote, slog.String("forwarded_for", logText(forwarded)))
 }
 
 // catch recovers a panic and logs it. If the pointer err is not nil, *err becomes errInternal. Use
@@ -297,6 +297,9 @@ func clipText(s string, n int) string {
 	}
 	return strings.ToValidUTF8(s[:n], "") + "…"
 }
+
+// logText cuts a text of a client or a module for the log.
+func logText(s string) string { return clipText(s, maxLogged) }
 
 // consistsOf reports whether s contains only characters of alphabet.
 func consistsOf(s, alphabet string) bool { return strings.Trim(s, alphabet) == "" }

@@ -470,7 +470,7 @@ func (r *request) log(item *Item, result object, err error) {
 	_, name := r.target()
 	var module, arguments slog.Attr
 	if r.server.logArguments {
-		arguments = slog.String("arguments", clipText(string(r.params.get("arguments")), maxLogged))
+		arguments = slog.String("arguments", logText(string(r.params.get("arguments"))))
 	}
 	if item != nil {
 		module = slog.String("module", item.Label)
@@ -479,8 +479,8 @@ func (r *request) log(item *Item, result object, err error) {
 	r.server.log.Info("call",
 		"request", r.name,
 		module,
-		"method", clipText(name, maxLogged),
-		"outcome", clipText(outcome, maxLogged),
+		"method", logText(name),
+		"outcome", logText(outcome),
 		"took", time.Since(r.arrived).Round(10*time.Microsecond),
 		"bytes", result.size(),
 		arguments,

@@ -172,7 +172,7 @@ func (r *reservation) handle(log *slog.Logger, serve func() error) {
 	default:
 		e = errInternal
 	}
-	log.Info("refused", "status", e.Status, "why", clipText(explain(err), maxLogged))
+	log.Info("refused", "status", e.Status, "why", logText(explain(err)))
 	maps.Copy(r.w.Header(), e.Header)
 	r.refuse(r, e)
 }

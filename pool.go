@@ -439,7 +439,7 @@ func (p *pool) sweepCall(c *call, now time.Time) {
 		c.isSlow = true
 		p.log.Warn("a call is still running",
 			"request", c.method,
-			"method", clipText(c.name, maxLogged),
+			"method", logText(c.name),
 			c.caller.Principal.logAttrs())
 	}
 }

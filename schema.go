@@ -272,7 +272,7 @@ func parseDoc(doc string, kind Kind) docTags {
 // and the line. It notes slips in protectingTags of the line.
 func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 	slip := func(advice, name string) string {
-		return fmt.Sprintf("%q: %s @%s", clipText(strings.TrimSpace(line), maxLogged), advice, name)
+		return fmt.Sprintf("%q: %s @%s", logText(strings.TrimSpace(line)), advice, name)
 	}
 	for _, parts := range innerTag.FindAllStringSubmatch(line, -1) {
 		if name, _ := lookupTag(parts[1], kind); slices.Contains(protectingTags, name) {

@@ -104,7 +104,7 @@ func (h *Webhooks) serve(x *reservation) error {
 		log = log.With("module", d.tool.Label, "method", d.tool.Method.Name)
 	}
 	if err != nil {
-		log = log.With("why", clipText(explain(err), maxLogged))
+		log = log.With("why", logText(explain(err)))
 	}
 	if hungUp {
 		log = log.With("note", "the sender hung up")
@@ -112,7 +112,7 @@ func (h *Webhooks) serve(x *reservation) error {
 	took := time.Since(d.received).Round(10 * time.Microsecond)
 	log = log.With("status", status, "took", took, "bytes", len(d.body), senderAttrs(x.req))
 	if h.logArguments {
-		log = log.With("arguments", clipText(string(d.body), maxLogged))
+		log = log.With("arguments", logText(string(d.body)))
 	}
 	log.Info("delivery")
 	return nil
@@ -135,7 +135,7 @@ func (h *Webhooks) loggedPath(path string) string {
 		}
 		return "***"
 	})
-	return clipText(path, maxLogged)
+	return logText(path)
 }
 
 // deliver receives a delivery and calls its method. The body counts for its sender until the
