@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"runtime/debug"
 	"slices"
@@ -215,7 +216,7 @@ func (params object) withoutRoots() object {
 
 // errMissing returns the error for a request that needs these capabilities of a client that
 // has not declared them.
-func (c clientCaps) errMissing(code int) *rpcError {
+func (c clientCaps) errMissing(code int) *fault {
 	var names []string
 	for _, f := range capabilityForms {
 		if c&f.bit != 0 {
@@ -339,19 +340,18 @@ func (result object) forClient(era eras, life string) object {
 	return withMeta(result, "io.modelcontextprotocol/serverInfo", usherInfo())
 }
 
-// rpcStatus returns the HTTP status for an error code. From MCP 2026-07-28 on
+// status returns the HTTP status for an error. From MCP 2026-07-28 on
 // (basic/transports/streamable-http), every error response has this status. In earlier
 // revisions, only the refusal of a malformed message has it.
-func rpcStatus(code int) int {
-	switch code {
+func (e *fault) status() int {
+	switch e.Code {
 	case codeNoMethod:
 		return http.StatusNotFound
 	case codeParse, codeInvalidRequest, codeInvalidParams,
 		codeHeaderMismatch, codeMissingCapability, codeUnsupportedVersion:
 		return http.StatusBadRequest
-	default:
-		return http.StatusOK
 	}
+	return cmp.Or(e.Status, http.StatusOK)
 }
 
 // parseInitialize reads the params of a session's first request. If the client asks for an
@@ -400,20 +400,12 @@ func parseIdentity(h http.Header, method string, identity object) (c clientProfi
 	if level != nil {
 		wrong = append(wrong, checkLogLevel(c.level))
 	}
-	return c, firstOf(wrong)
-}
-
-// firstOf returns the first of errors, nil for none, with the texts of all.
-func firstOf(errs []error) error {
-	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
-	if len(errs) == 0 {
-		return nil
+	if err = errors.Join(wrong...); err == nil {
+		return c, nil
 	}
-	first := *asRPCError(errs[0])
-	for _, err := range errs[1:] {
-		first.Message += "; " + err.Error()
-	}
-	return &first
+	first := *asFault(err) // with the texts of all
+	first.Message = strings.ReplaceAll(err.Error(), "\n", "; ")
+	return c, &first
 }
 
 // checkVersion returns an error for any version but the one without sessions.

@@ -257,7 +257,7 @@ func FuzzCheckStateless(f *testing.F) {
 			}
 			return
 		}
-		switch rpc := asRPCError(err); rpc.Code {
+		switch rpc := asFault(err); rpc.Code {
 		case codeHeaderMismatch, codeInvalidParams:
 		case codeUnsupportedVersion:
 			if !json.Valid(rpc.Data) || field(rpc.Data, "supported") == nil ||
@@ -267,7 +267,7 @@ func FuzzCheckStateless(f *testing.F) {
 		default:
 			t.Fatalf("%d %v", rpc.Code, err)
 		}
-		if rpcStatus(asRPCError(err).Code) < 400 {
+		if asFault(err).status() < 400 {
 			t.Fatalf("%v has a status of success", err)
 		}
 	})

@@ -24,7 +24,7 @@ const (
 )
 
 // details returns what a fault says only to the owner.
-func details(f *fault) string { return strings.TrimPrefix(explain(f), f.Msg+": ") }
+func details(f *fault) string { return strings.TrimPrefix(explain(f), f.Message+": ") }
 
 // goTestOffer builds a module, and returns what it says of itself or why it can't be built.
 func goTestOffer(t *testing.T, name, text string) json.RawMessage {

@@ -19,23 +19,10 @@ import (
 	"os/exec"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
-
-// fault is an error with a text for clients, a detail for the owner, and an HTTP status.
-type fault struct {
-	Status int
-	Msg    string    // for clients
-	Err    error     // for the owner, instead of Msg; nil if Msg says everything
-	RPC    *rpcError // the JSON-RPC error to answer with; nil: Msg with codeRefused
-	Header http.Header
-}
-
-func (e *fault) Error() string { return e.Msg }
-func (e *fault) Unwrap() error { return e.Err }
 
 // explain returns the text of an error for the owner: its innermost detail.
 func explain(err error) string {
@@ -46,23 +33,17 @@ func explain(err error) string {
 	return explain(e.Err)
 }
 
-// httpErrorf returns a fault with a formatted Msg.
+// httpErrorf returns the refusal of an HTTP request, with a formatted message of at most maxError bytes.
 func httpErrorf(status int, format string, args ...any) *fault {
-	return &fault{Status: status, Msg: fmt.Sprintf(format, args...)}
+	text := clipText(fmt.Sprintf(format, args...), maxError)
+	return &fault{Code: codeRefused, Status: status, Message: text}
 }
 
-// errMethod returns the refusal of a request whose method is not one of allowed.
-func errMethod(allowed string) *fault {
-	e := httpErrorf(http.StatusMethodNotAllowed, "this method is not allowed here: use %s", allowed)
-	e.Header = http.Header{"Allow": {allowed}}
-	return e
-}
-
-// retryAfter adds a Retry-After header of the given number of seconds to a new error, and
-// returns the error.
-func (e *fault) retryAfter(seconds int) *fault {
-	e.Header = http.Header{"Retry-After": {strconv.Itoa(seconds)}}
-	return e
+// errMethod returns the refusal of a request whose method is not one of allowed. It sets the header
+// Allow of the answer.
+func errMethod(h http.Header, allowed string) error {
+	h.Set("Allow", allowed)
+	return httpErrorf(http.StatusMethodNotAllowed, "this method is not allowed here: use %s", allowed)
 }
 
 // because adds the detail to a new error, and returns the error.

@@ -16,6 +16,7 @@ import (
 	"io"
 	"maps"
 	"math/big"
+	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -33,27 +34,30 @@ const (
 	codeRefused        = 1000 // refused by a transport or session; MCP reserves -32000 and its neighbours
 )
 
-// rpcError is the error member of a response. As a Go error, it may be shown to the peer
-// unmodified.
-type rpcError struct {
+// fault is an error with a text for clients and, if that does not say everything, a detail for the
+// owner. Its JSON is the error member of a response.
+type fault struct {
 	Code    int             `json:"code"`
-	Message string          `json:"message"`
+	Message string          `json:"message"` // for clients
 	Data    json.RawMessage `json:"data,omitempty"`
+	Status  int             `json:"-"` // of HTTP; 0 for an error of JSON-RPC, whose code determines it
+	Err     error           `json:"-"` // for the owner, instead of Message; nil if Message says everything
 }
 
-func (e *rpcError) Error() string { return e.Message }
+func (e *fault) Error() string { return e.Message }
+func (e *fault) Unwrap() error { return e.Err }
 
-// rpcErrorf returns an error with a formatted message.
-func rpcErrorf(code int, format string, args ...any) *rpcError {
-	return &rpcError{Code: code, Message: fmt.Sprintf(format, args...)}
+// rpcErrorf returns an error of JSON-RPC with a formatted message.
+func rpcErrorf(code int, format string, args ...any) *fault {
+	return &fault{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// asRPCError returns the *rpcError in err, or an internal error with err's text.
-func asRPCError(err error) *rpcError {
-	if e, ok := errors.AsType[*rpcError](err); ok {
+// asFault returns the outermost fault in err, or an internal error with err's text.
+func asFault(err error) *fault {
+	if e, ok := errors.AsType[*fault](err); ok {
 		return e
 	}
-	return rpcErrorf(codeInternal, "%v", err)
+	return &fault{Code: codeInternal, Status: http.StatusInternalServerError, Message: err.Error()}
 }
 
 // Message is a JSON-RPC message. A request has a Method and an ID, a notification only a
@@ -63,13 +67,13 @@ type Message struct {
 	Method string
 	Params object // nil for none
 	Result object // nil for none
-	Err    *rpcError
+	Err    *fault
 }
 
 func (m *Message) isRequest() bool { return m.Method != "" && m.ID != nil }
 
 // parseMessage parses one message, whose values are then on one line, and splits its params
-// or result. A null result counts as an empty one. Errors are *rpcError: codeParse for invalid
+// or result. A null result counts as an empty one. Errors are *fault: codeParse for invalid
 // JSON, codeInvalidRequest for an invalid message. Even then the returned message is not nil,
 // and contains the id, if it is usable.
 func parseMessage(raw []byte) (*Message, error) {
@@ -84,7 +88,7 @@ func parseMessage(raw []byte) (*Message, error) {
 	}
 	if e := o.get("error"); !isNull(e) {
 		// A peer that sends a malformed error has failed anyway, so it is parsed as far as possible.
-		m.Err = &rpcError{Code: codeInternal, Message: "unspecified error"}
+		m.Err = &fault{Code: codeInternal, Message: "unspecified error"}
 		_ = json.Unmarshal(e, m.Err)
 	}
 	id := o.get("id")
@@ -205,7 +209,7 @@ func encodeResult(id json.RawMessage, result object) []byte {
 // encodeError encodes an error response. It omits an absent id: unlike JSON-RPC, MCP's schema
 // has no null ids.
 func encodeError(id json.RawMessage, err error) []byte {
-	return object{versionMember, {"id", id}, {"error", marshal(asRPCError(err))}}.encode()
+	return object{versionMember, {"id", id}, {"error", marshal(asFault(err))}}.encode()
 }
 
 // oneLine returns raw on one line, because a pretty-printed body would break framing. JSON

@@ -85,7 +85,7 @@ func FuzzParseMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		m, err := parseMessage(raw)
 		if err != nil {
-			if rpc := (*rpcError)(nil); !errors.As(err, &rpc) {
+			if rpc := (*fault)(nil); !errors.As(err, &rpc) {
 				t.Errorf("%q: an error of another kind: %v", raw, err)
 			}
 			return

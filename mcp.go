@@ -452,7 +452,7 @@ func (r *request) callTool() (object, error) {
 		r.params = r.params.set("arguments", kept.encode())
 	}
 	result, err := r.call()
-	if _, own := errors.AsType[*rpcError](err); err != nil && !own && r.ctx.Err() == nil {
+	if err != nil && asFault(err).Status != 0 && r.ctx.Err() == nil {
 		return failure(err.Error()), nil
 	}
 	return result, err

@@ -396,7 +396,7 @@ func TestAnswersToModulesCount(t *testing.T) {
 		check(t, "the first answer", err, nil)
 		_, err = r.countAnswer(&Message{Result: object{{"x", big}}})
 		check(t, "the second", err, errNoRoom)
-		_, err = r.countAnswer(&Message{Err: &rpcError{Data: big}})
+		_, err = r.countAnswer(&Message{Err: &fault{Data: big}})
 		check(t, "an error instead", err, errNoRoom)
 
 		k := suspendedOnce(m)

@@ -18,7 +18,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -90,7 +89,7 @@ func (m *memory) dropOldest() bool {
 // errNoRoom refuses a request that finds no room, or is dropped to make room for others. It is also
 // sent instead of an answer to a client that finds no room.
 var errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
-	"too many requests and unread answers: try again").retryAfter(5)
+	"too many requests and unread answers: try again")
 
 // reservation counts the bytes of a memory that one request or connection uses. The methods
 // that count are safe for concurrent use; those that read and write are for one goroutine.
@@ -148,8 +147,7 @@ func (r *reservation) end() { r.counter.release(r.principal, r.size.Swap(0)) }
 
 // handle answers an HTTP request by serve, which writes an answer or returns an error. handle logs
 // the error and refuses the request with it, while what usher holds for the request still counts.
-// An error without a status is shown as an internal error, except that an *rpcError has one. Every
-// request passes handle once.
+// Every request passes handle once.
 func (r *reservation) handle(log *slog.Logger, serve func() error) {
 	err := func() (err error) {
 		defer catch(log, &err)
@@ -163,18 +161,25 @@ func (r *reservation) handle(log *slog.Logger, serve func() error) {
 		path = "***" // people type codes as paths
 	}
 	log = log.With("path", path, "request", r.w.Header().Get(requestIDHeader), senderAttrs(r.req))
+	log.Info("refused", "status", r.fail(err), "why", logText(explain(err)))
+}
+
+// fail refuses the request with an error, and returns the status. It shows any error but a fault as
+// an internal error.
+func (r *reservation) fail(err error) (status int) {
 	e, isFault := errors.AsType[*fault](err)
-	rpc, isRPC := errors.AsType[*rpcError](err)
-	switch {
-	case isFault:
-	case isRPC:
-		e = &fault{Status: rpcStatus(rpc.Code), Msg: rpc.Message, RPC: rpc}
-	default:
+	if !isFault {
 		e = errInternal
 	}
-	log.Info("refused", "status", e.Status, "why", logText(explain(err)))
-	maps.Copy(r.w.Header(), e.Header)
+	status = e.status()
+	switch status {
+	case http.StatusUnauthorized: // some senders, such as Twilio, send the password in their URL only then
+		r.w.Header().Set("WWW-Authenticate", `Basic realm="usher"`)
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		r.w.Header().Set("Retry-After", "5")
+	}
 	r.refuse(r, e)
+	return status
 }
 
 // receive reads the body of a request for its principal. If the announced length of the body is

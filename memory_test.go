@@ -169,13 +169,45 @@ func (b *bubble) answers(msg *Message) {
 	b.process.handle(msg)
 }
 
+// A refusal that will pass says when to try again, and one for a missing proof asks for it.
+func TestRefusalHeaders(t *testing.T) {
+	for _, tt := range []struct {
+		err        error
+		status     int
+		retry, ask string
+	}{
+		{errNoRoom, 503, "5", ""},
+		{httpErrorf(http.StatusTooManyRequests, "too many"), 429, "5", ""},
+		{errUnauthorized(nil), 401, "", `Basic realm="usher"`},
+		{httpErrorf(http.StatusNotFound, "nothing"), 404, "", ""},
+		{rpcErrorf(codeNoMethod, "unknown"), 404, "", ""},
+		{errEnded, 200, "", ""},
+		{errors.New("a detail"), 500, "", ""},
+	} {
+		w := httptest.NewRecorder()
+		x := newMemory(0, strangers).serve(w, nil)
+		x.refuse = writeMCPError
+		check(t, tt.err.Error()+": status", x.fail(tt.err), tt.status)
+		check(t, tt.err.Error()+": status of the answer", w.Code, tt.status)
+		check(t, tt.err.Error()+": Retry-After", w.Header().Get("Retry-After"), tt.retry)
+		check(t, tt.err.Error()+": WWW-Authenticate", w.Header().Get("WWW-Authenticate"), tt.ask)
+		check(t, tt.err.Error()+": shows a detail", strings.Contains(w.Body.String(), "detail"), false)
+	}
+}
+
+// A text of any length makes a refusal of at most maxError bytes.
+func TestRefusalsAreShort(t *testing.T) {
+	e := httpErrorf(http.StatusBadRequest, "%s", strings.Repeat("x", 3*maxError))
+	check(t, "it is short", len(e.Message) <= maxError+len("…"), true)
+}
+
 // bodyServer answers with how much it read, for the principal in a header.
 func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
 	m := newMemory(limit, "unknown")
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := m.serve(w, r)
 		defer x.end()
-		x.refuse = func(_ *reservation, e *fault) { http.Error(w, e.Msg, e.Status) }
+		x.refuse = func(_ *reservation, e *fault) { http.Error(w, e.Message, e.Status) }
 		x.handle(quiet, func() error {
 			body, err := x.receive(cmp.Or(r.Header.Get("Known"), "unknown"))
 			if err == nil {

@@ -201,7 +201,7 @@ func (g *groups) Close() {
 func processFault(module, reason, output string) *fault {
 	f := httpErrorf(http.StatusBadGateway, "module %q %s", module, reason)
 	if output != "" {
-		f.Err = fmt.Errorf("%s: %s", f.Msg, output)
+		f.Err = fmt.Errorf("%s: %s", f.Message, output)
 	}
 	return f
 }

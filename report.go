@@ -218,10 +218,10 @@ type pageContent struct {
 func (d *daemon) servePage(x *reservation) error {
 	url := cmp.Or(d.flags.publicURL, "http://"+x.req.Host+"/")
 	x.refuse = func(_ *reservation, e *fault) {
-		reason := strings.TrimSuffix(e.Msg, ": "+howToPresent) // the page has a field for a code
-		_ = d.writePage(x, e.Status, pageContent{Refused: clipText(reason, maxError), Coded: true, URL: url})
+		reason := strings.TrimSuffix(e.Message, ": "+howToPresent) // the page has a field for a code
+		_ = d.writePage(x, e.status(), pageContent{Refused: reason, Coded: true, URL: url})
 	}
-	from, err := d.server.admitGET(x.req)
+	from, err := d.server.admitGET(x)
 	if err != nil {
 		return err
 	}

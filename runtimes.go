@@ -471,7 +471,7 @@ func isSearched(path string, roots []string) bool {
 
 // errMoved reports that a file is not where it was found. Often, it is just being replaced.
 var errMoved error = httpErrorf(http.StatusServiceUnavailable,
-	"its file is being moved or replaced: try again").retryAfter(1)
+	"its file is being moved or replaced: try again")
 
 // fail adds a file or folder that can't be read, as a module without a name. scan.has
 // treats the failure as temporary, unless the path does not exist.

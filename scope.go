@@ -71,9 +71,8 @@ type accessFacts struct {
 func decide(f accessFacts) (p *Principal, badCode, err error) {
 	switch {
 	case f.unreadable != nil:
-		e := httpErrorf(http.StatusServiceUnavailable,
-			"%v: requests with a claim code are refused", errClaimsUnreadable)
-		return nil, nil, e.because(f.unreadable).retryAfter(5)
+		return nil, nil, httpErrorf(http.StatusServiceUnavailable,
+			"%v: requests with a claim code are refused", errClaimsUnreadable).because(f.unreadable)
 	case f.presented != nil && f.fixed && f.presented != f.own:
 		return nil, nil, errKeepsClaim
 	case f.presented != nil:
@@ -245,7 +244,7 @@ func (g *Gate) lookUp(ctx context.Context, code Code, scoped bool) (*Principal, 
 			return nil, nil
 		}
 		return nil, httpErrorf(http.StatusTooManyRequests,
-			"too many unknown claim codes: try again later").retryAfter(10)
+			"too many unknown claim codes: try again later")
 	}
 	p, err := g.claims.Lookup(code)
 	if g.require && g.turns.done(code, err == nil && p == nil) {

@@ -10,7 +10,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"io"
 	"mime"
@@ -31,16 +30,15 @@ func (s *Server) serve(x *reservation) error {
 	case http.MethodDelete:
 		return s.serveDELETE(x)
 	}
-	return errNotAllowed
+	return errMethod(x.w.Header(), httpMethods)
 }
 
-// errNotAllowed refuses other methods, and GET in stateless revisions.
-var errNotAllowed error = errMethod("POST, GET, DELETE")
+// httpMethods are the methods of the MCP endpoint. GET is only for revisions with sessions.
+const httpMethods = "POST, GET, DELETE"
 
 // writeMCPError writes an error as a JSON-RPC error about the message in the body.
 func writeMCPError(x *reservation, e *fault) {
-	rpc := cmp.Or(e.RPC, rpcErrorf(codeRefused, "%s", clipText(e.Msg, maxError)))
-	x.writeJSON(e.Status, encodeError(x.id, rpc))
+	x.writeJSON(e.status(), encodeError(x.id, e))
 }
 
 // streamTypes are the types in an Accept header that allow a stream.
@@ -174,8 +172,8 @@ func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params
 	}
 	// Earlier revisions know an HTTP error only as the failure of a transport or session.
 	status := http.StatusOK
-	if err != nil && r.session.era == stateless {
-		status = rpcStatus(asRPCError(err).Code)
+	if err != nil && r.session.era == stateless && asFault(err).Status == 0 {
+		status = asFault(err).status()
 	}
 	if prefersStream(header) && status == http.StatusOK {
 		out.open()
@@ -196,11 +194,11 @@ func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params
 }
 
 // admitGET decides whether a GET is served, and for which principal.
-func (s *Server) admitGET(r *http.Request) (from admission, err error) {
-	if isStateless(r.Header, nil) { // stateless revisions have no GET
-		return from, errNotAllowed
+func (s *Server) admitGET(x *reservation) (from admission, err error) {
+	if isStateless(x.req.Header, nil) { // stateless revisions have no GET
+		return from, errMethod(x.w.Header(), httpMethods)
 	}
-	from, err = s.gate.Admit(r)
+	from, err = s.gate.Admit(x.req)
 	if err == nil && from.session.isSSE() {
 		err = errNoSession // an HTTP+SSE session has one stream
 	}
@@ -210,7 +208,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 // serveGET serves a session's notification stream. Without a session, it begins an HTTP+SSE
 // session.
 func (s *Server) serveGET(x *reservation) error {
-	from, err := s.admitGET(x.req)
+	from, err := s.admitGET(x)
 	if err != nil {
 		return err
 	}
@@ -225,7 +223,7 @@ func (s *Server) serveGET(x *reservation) error {
 	x.end() // the body is dropped
 	// Each stream costs a connection and a goroutine for as long as the client likes.
 	if !s.streams.reserve(from.principal, 1) {
-		return httpErrorf(http.StatusTooManyRequests, "too many streams: close one").retryAfter(15)
+		return httpErrorf(http.StatusTooManyRequests, "too many streams: close one")
 	}
 	defer s.streams.release(from.principal, 1)
 	// The stream ends with its connection, at the daemon's end, or by hangUp of an HTTP+SSE session.

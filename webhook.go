@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -87,17 +86,11 @@ func (h *Webhooks) serve(x *reservation) error {
 	}
 	hungUp := x.req.Context().Err() != nil
 	var status int
-	e, isFault := errors.AsType[*fault](err)
-	switch {
-	case err == nil:
+	if err == nil {
 		status = answer.Status
 		err = answer.write(x)
-	case isFault:
-		status = e.Status
-		maps.Copy(x.w.Header(), e.Header)
-		x.refuse(x, e)
-	default:
-		return err
+	} else {
+		status = x.fail(err)
 	}
 	log := h.log.With("id", x.w.Header().Get(requestIDHeader), "path", h.loggedPath(d.path))
 	if d.tool != nil {
@@ -153,7 +146,7 @@ func (h *Webhooks) deliver(d *delivery) (*webhookAnswer, error) {
 	d.inFlight = h.inFlight.reserve(senders, 1)
 	if !d.inFlight {
 		return nil, httpErrorf(http.StatusServiceUnavailable,
-			"too many deliveries in flight (limit %d): try again", maxInFlight).retryAfter(1)
+			"too many deliveries in flight (limit %d): try again", maxInFlight)
 	}
 	return h.call(d)
 }
@@ -171,7 +164,7 @@ func (h *Webhooks) receive(d *delivery) (err error) {
 	case d.unproven && h.secret != "" && !h.acceptSignatures:
 		return errNoSecret
 	case d.req.Method != http.MethodPost:
-		return errMethod("POST")
+		return errMethod(d.w.Header(), http.MethodPost)
 	}
 	if err := h.find(d.req.Context(), d); err != nil {
 		return err
@@ -221,8 +214,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 		return httpErrorf(http.StatusConflict, "several webhooks have this path: see usher modules for %s",
 			itemNames(claimants))
 	case tool == nil && !ready:
-		return httpErrorf(http.StatusServiceUnavailable,
-			"modules are still starting: try again").retryAfter(2)
+		return httpErrorf(http.StatusServiceUnavailable, "modules are still starting: try again")
 	case tool == nil:
 		return httpErrorf(http.StatusNotFound, "no webhook has this path: see usher modules")
 	}
@@ -283,19 +275,18 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 // callError returns the answer to a failed call, as an *fault. Senders retry by the status:
 // 4xx says that the same delivery will fail again, 5xx that it may succeed later.
 func callError(ctx context.Context, err error) error {
-	answer, isAnswer := errors.AsType[*fault](err)
+	e, isFault := errors.AsType[*fault](err)
 	_, isArgument := errors.AsType[*argumentError](err)
-	rpc, isRPC := errors.AsType[*rpcError](err)
 	status := http.StatusInternalServerError
 	switch {
-	case isAnswer:
-		return answer
-	case isArgument || isRPC && rpc.Code == codeInvalidParams: // the sender's mistake
+	case isFault && e.Status != 0:
+		return e
+	case isArgument || isFault && e.Code == codeInvalidParams: // the sender's mistake
 		status = http.StatusBadRequest
 	case errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout):
 		return httpErrorf(http.StatusGatewayTimeout,
 			"the method did not answer in time (-webhook-timeout, -call-timeout)")
-	case !isRPC: // the module can't start, or has crashed
+	case !isFault: // the module can't start, or has crashed
 		status = http.StatusBadGateway
 	}
 	return httpErrorf(status, "%v", err)
@@ -365,14 +356,11 @@ func (d *delivery) verify() (err error) {
 var errNoSecret = errors.New("webhooks need " + webhookSecretVar + ": see -open-webhooks, -accept-signatures")
 
 // errUnauthorized returns the refusal of a delivery that lacks a proof of its sender. The reason
-// is only for the log: a more detailed answer would help only a forger. Some senders, such as Twilio,
-// send the name and the password in their URL only after a challenge.
+// is only for the log: a more detailed answer would help only a forger.
 func errUnauthorized(reason error) error {
-	e := httpErrorf(http.StatusUnauthorized,
+	return httpErrorf(http.StatusUnauthorized,
 		"the signature, or the secret in %s, is missing or wrong: see usher's log",
-		secretHeader)
-	e.Header = http.Header{"Www-Authenticate": {`Basic realm="usher"`}}
-	return e.because(reason)
+		secretHeader).because(reason)
 }
 
 const (
@@ -641,5 +629,5 @@ func (a *webhookAnswer) write(x *reservation) error {
 // writeWebhookError writes an error as {"error": …}. Many providers show the body to the
 // person who set up the webhook.
 func writeWebhookError(x *reservation, e *fault) {
-	x.writeJSON(e.Status, object{{"error", quote(clipText(e.Msg, maxError))}}.encode())
+	x.writeJSON(e.status(), object{{"error", quote(e.Message)}}.encode())
 }

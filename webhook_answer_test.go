@@ -302,6 +302,7 @@ func TestWebhookStatusIndex(t *testing.T) {
 		"http.StatusInternalServerError":   "TestWebhookAnswers",
 		"http.StatusBadGateway":            "TestWebhookFailures",
 		"http.StatusServiceUnavailable":    "TestDeliveriesAreBounded",
+		"http.StatusTooManyRequests":       "TestRefusalHeaders", // of MCP
 		"http.StatusGatewayTimeout":        "TestWebhookFailures",
 	})
 }

@@ -497,7 +497,7 @@ func (w *Worker) startCall(c *call, method string, params object) (err error) {
 // request sends the request of a call and waits for its result. It converts the params to the
 // protocol era of the module, and replaces the caller's progress token. It releases the slot once
 // the call no longer runs in the module. If the call's context ends, usher cancels the call, and the
-// error is the context's cause. Errors that the module answered with are *rpcError.
+// error is the context's cause. Errors that the module answered with are *fault without a Status.
 func (w *Worker) request(c *call, method string, params object) (object, error) {
 	if err := w.startCall(c, method, params); err != nil {
 		c.slot.release()
@@ -729,7 +729,7 @@ func (w *Worker) handshake(ctx context.Context, stateful bool) error {
 		}
 	}
 	err := w.initialize(ctx)
-	_, answered := errors.AsType[*rpcError](err)
+	answered := err != nil && asFault(err).Status == 0
 	if answered && w.discover(ctx) { // it was only slow to start, or has changed
 		return nil
 	}
@@ -800,12 +800,12 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 	_ = json.Unmarshal(problems, &m.Problems)
 	for _, key := range sortedKeys(listTable) {
 		list, err := w.list(ctx, key)
-		answered, ok := errors.AsType[*rpcError](err)
 		switch {
-		case ok && answered.Code == codeNoMethod: // a server may have resources and no templates
-		case err != nil && (!ok || key == "tools" && list == nil): // a process that ended has no lists
+		case err == nil:
+		case asFault(err).Code == codeNoMethod: // a server may have resources and no templates
+		case asFault(err).Status != 0 || key == "tools" && list == nil: // a process that ended has no lists
 			return nil, err
-		case err != nil:
+		default:
 			m.Problems = append(m.Problems, err.Error())
 		}
 		seen := map[string]bool{"": true}
@@ -898,7 +898,7 @@ type Caller struct {
 	// notifications.
 	Notify func(method string, params object)
 	// Ask asks the caller, if it has the capabilities, and waits for the answer until ctx
-	// ends. Its errors are *rpcError, errNoRoom, or ctx's cause. Ask is nil for callers that have
+	// ends. Its errors are *fault or ctx's cause. Ask is nil for callers that have
 	// no client.
 	Ask func(ctx context.Context, method string, params object) (object, error)
 }
