@@ -368,10 +368,14 @@ func (r *request) target() (list, name string) {
 
 // find returns the item that the request names, in the view that the caller has now. An
 // item that is out of scope causes the same error as one that does not exist. If there is none, find
-// waits for modules that may turn out to have it.
+// waits for modules that may turn out to have it. At the start, it also waits if the name may turn out
+// to belong to several modules.
 func (r *request) find() (*Item, error) {
 	view, err := r.view()
 	list, name := r.target()
+	if r.server.modules.isStarting() && len(view.candidates(name, nil)) > 1 {
+		view, err = r.readyView()
+	}
 	if err == nil && view.Lookup(list, name) == nil && view.items[list][name] == nil {
 		err = r.server.modules.AwaitName(r.ctx, r.caller, view, name, r.arrived)
 		if err == nil {

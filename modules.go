@@ -190,6 +190,9 @@ func (r *Registry) WaitStart(ctx context.Context, scope Scope) {
 	}
 }
 
+// isStarting reports whether requests may have to wait for modules, as WaitStart does.
+func (r *Registry) isStarting() bool { return time.Since(r.started) < startupTime }
+
 // AwaitName waits for what may bring a name that is unknown in a caller's view: a scan, unless one
 // has begun since a time; one reading of the lists of the caller's processes, if they have announced
 // changes; and modules of the view's scope that are being introspected. It does not wait until lists
