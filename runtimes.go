@@ -269,6 +269,13 @@ func (s *source) readEntry(entry object, dir string) error {
 			s.Notes = append(s.Notes, fmt.Sprintf("unknown field %q is ignored", f.key))
 			continue
 		}
+		if m := unexpanded.FindStringSubmatch(string(f.value)); m != nil {
+			problem := fmt.Sprintf("%q: %s is not expanded: write ${NAME}, such as ${HOME}", f.key, m[1]+m[2])
+			if f.key == "command" || f.key == "cwd" {
+				return errors.New(problem)
+			}
+			s.Notes = append(s.Notes, problem)
+		}
 		text, err := expandVariables(string(f.value))
 		if err != nil {
 			return err
@@ -318,6 +325,9 @@ func (l launch) resolve() (launch, error) {
 	}
 	return l, fmt.Errorf("%s does not exist, or can't be executed", l.Path)
 }
+
+// unexpanded matches, in a JSON string without spaces, which is no script, what a shell would expand.
+var unexpanded = regexp.MustCompile(`"(?:(~)|[^"\s]*(\$[A-Z][A-Z0-9_]*))[/"]`)
 
 // variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a
 // client would ask its user for.
