@@ -252,33 +252,61 @@ func TestAskNeedsAStream(t *testing.T) {
 // does the client's answer reach it. A shared server gets roots from nobody.
 func TestClaimHasNoRoots(t *testing.T) {
 	long(t)
-	d := startFakes(t, "old: fixed roots tools=ask,roots", "new: modern tools=ask,echo",
-		"all: shared modern tools=ask,echo")
+	need(t, "python3")
+	dir := t.TempDir()
+	write(t, dir+"/file.usher.py", "def ask(**kwargs):\n    return (yield {'ask': 'roots/list'})\n")
+	writeFakes(t, dir, "old: fixed roots tools=ask,roots,result", "new: modern tools=ask,echo,result",
+		"all: shared modern tools=ask,echo,result")
+	d := startDaemon(t, dir)
+	d.awaitReady(t)
 	code := newClaimFor(t, d.Base, d.Dir).Code.Reveal()
+	const refused = "this tool asks its client for roots: use an MCP client that supports it"
 	ask := fakeAsk{Mark: "roots", Asks: []fakeWish{askFor("roots", "w")}, Bold: true, Copes: true}
 	session := func(code string) *askClient {
 		return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, code)
 	}
+	later := func(code string) *askClient {
+		c := session("")
+		c.Answer = askAnswer("mine")
+		checkGot(t, "before its claim", c.Call("old_ask", ask), "mine")
+		c.ForgetAsked()
+		c.HTTP.Header.Set(claimHeader, code)
+		return c
+	}
 	modern := func(code string) *askClient { return askModern(t, d.URL, askAllCaps, code) }
 	for name, connect := range map[string]func(string) *askClient{
-		"session": session, "2026-07-28": modern,
+		"session": session, "2026-07-28": modern, "a session that gets a claim": later,
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := connect(code)
-			for _, tool := range []string{"old_ask", "new_ask", "all_ask"} {
+			for _, tool := range []string{"old_ask", "new_ask", "all_ask", "file_ask"} {
 				checkContains(t, tool, string(c.Call(tool, ask)), "roots")
 			}
 			const answers = `"inputResponses":{"a":{"roots":[{"uri":"file:///WORD"}]},` +
-				`"b":{"Roots":[]},"c":{"action":"accept"}}`
+				`"b":{"Roots":[]},"c":{"action":"accept"},"d":{"r\u006fots":["WORD"],"action":"accept"}}`
 			for _, tool := range []string{"new_echo", "all_echo"} {
 				got := string(c.CallOnce(json.RawMessage(`{"name":"` + tool + `",` + answers + `}`)))
 				checkContains(t, tool, got, "accept")
-				checkOmits(t, tool, got, "roots", "Roots", "WORD")
+				checkOmits(t, tool, got, "roots", "Roots", "WORD", "u006f")
+			}
+			const form = `{"method":"elicitation/create","params":{"message":"m"}}`
+			const roots = `{"method":"roots/list"}`
+			for _, requests := range []string{
+				`{"a":` + form + `,"b":` + roots + `}`,
+				`{"a":` + roots + `,"a":` + form + `}`,
+				`{"a":` + form + `,"a":` + roots + `}`,
+				`{"a":` + form + `},"inputRequests":{"a":` + roots + `}`,
+				`{"a":{"method":"elicitation/create","method":"roots\/list"}}`,
+			} {
+				result := `{"resultType":"input_required","inputRequests":` + requests + `}`
+				for _, tool := range []string{"old_result", "new_result", "all_result"} {
+					got := c.Call(tool, json.RawMessage(`{"result":`+result+`}`))
+					checkContains(t, tool+" asks for "+requests, string(got), refused)
+				}
 			}
 			check(t, "requests to the client", len(c.Asked), 0)
 		})
 	}
-	const refused = "this tool asks its client for roots: use an MCP client that supports it"
 	atStart := session(code).Call("old_roots", json.RawMessage(`{}`))
 	checkContains(t, "at its start", string(atStart), refused)
 	open := session("")
