@@ -88,28 +88,28 @@ const (
 // counter counts what its keys use, in items or bytes. It forgets a key that uses nothing.
 // Safe for concurrent use.
 type counter[K comparable] struct {
-	perKey int64 // the most that one key may use
+	perKey int // the most that one key may use
 	// limitOf returns the most that a key may use; nil: perKey.
-	limitOf func(K) int64
-	total   int64 // the most that all keys together may use; 0: unlimited
+	limitOf func(K) int
+	total   int // the most that all keys together may use; 0: unlimited
 
 	mu      sync.Mutex // guards the fields below
-	used    map[K]int64
-	all     int64      // the sum of used
+	used    map[K]int
+	all     int        // the sum of used
 	waiting []*slot[K] // in order
 }
 
 // reserve counts n more for a key, unless that would exceed a limit. If it returns true, the caller
 // must release n.
-func (c *counter[K]) reserve(key K, n int64) bool {
+func (c *counter[K]) reserve(key K, n int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.reserveLocked(key, n)
 }
 
 // reserveLocked does the work of reserve. The caller holds c.mu.
-func (c *counter[K]) reserveLocked(key K, n int64) bool {
-	total := cmp.Or(c.total, math.MaxInt64)
+func (c *counter[K]) reserveLocked(key K, n int) bool {
+	total := cmp.Or(c.total, math.MaxInt)
 	most := c.perKey
 	if c.limitOf != nil {
 		most = c.limitOf(key)
@@ -122,7 +122,7 @@ func (c *counter[K]) reserveLocked(key K, n int64) bool {
 }
 
 // release counts n fewer for a key, and gives the room to slots that wait.
-func (c *counter[K]) release(key K, n int64) {
+func (c *counter[K]) release(key K, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.addLocked(key, -n)
@@ -130,9 +130,9 @@ func (c *counter[K]) release(key K, n int64) {
 }
 
 // addLocked counts n more for a key, even beyond the limits. The caller holds c.mu.
-func (c *counter[K]) addLocked(key K, n int64) {
+func (c *counter[K]) addLocked(key K, n int) {
 	if c.used == nil {
-		c.used = make(map[K]int64)
+		c.used = make(map[K]int)
 	}
 	c.all += n
 	c.used[key] += n
@@ -142,7 +142,7 @@ func (c *counter[K]) addLocked(key K, n int64) {
 }
 
 // count returns what a key uses.
-func (c *counter[K]) count(key K) int64 {
+func (c *counter[K]) count(key K) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.used[key]

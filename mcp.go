@@ -529,7 +529,7 @@ func (r *request) beginAsk(method string, params object) (asked *reservation, la
 	}
 	// The question stays in memory until a person answers it, long after the client has read it.
 	asked = r.server.memory.reserve(r.principal)
-	return asked, 0, asked.grow(int64(params.size()))
+	return asked, 0, asked.grow(params.size())
 }
 
 // ask sends a module's request to the session's client and waits for its answer.
@@ -568,7 +568,7 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 func (r *request) countAnswer(answer *Message) (object, error) {
 	size := answer.Result.size() + len(marshal(answer.Err)) // one of them is nil
 	held := r.server.memory.reserve(r.principal)
-	err := held.grow(int64(size))
+	err := held.grow(size)
 	context.AfterFunc(r.ctx, held.end)
 	switch {
 	case err != nil:
@@ -639,7 +639,7 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 		asked:   make(chan *question),
 		done:    make(chan struct{}),
 	}
-	if err := c.held.grow(int64(r.params.size())); err != nil {
+	if err := c.held.grow(r.params.size()); err != nil {
 		return nil, err
 	}
 	c.request.caller.Notify = c.notify
@@ -785,7 +785,7 @@ func (k *suspendedCalls) resume(r *request) (c *suspendedCall, again object, err
 	if answer == nil {
 		return nil, q.result, nil
 	}
-	if err := q.call.held.grow(int64(answer.size())); err != nil {
+	if err := q.call.held.grow(answer.size()); err != nil {
 		return nil, nil, err
 	}
 	delete(k.questions, state)

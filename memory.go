@@ -34,7 +34,7 @@ const (
 
 // memory limits the bytes that are held for principals. Safe for concurrent use.
 type memory struct {
-	maxBody   int64        // bytes of one body
+	maxBody   int          // bytes of one body
 	strangers any          // the principal of all unauthenticated senders
 	unknown   counter[any] // bytes held for strangers
 	known     counter[any] // bytes held for the other principals
@@ -44,7 +44,7 @@ type memory struct {
 }
 
 // newMemory returns a memory for requests whose bodies have at most maxBody bytes.
-func newMemory(maxBody int64, strangers any) *memory {
+func newMemory(maxBody int, strangers any) *memory {
 	m := &memory{maxBody: maxBody, strangers: strangers}
 	m.unknown.perKey = max(maxHeldUnknown, maxBody)
 	m.known.perKey = max(maxHeldOf, 2*maxBody)
@@ -114,7 +114,7 @@ func (r *reservation) isUnknown() bool { return r.counter == &r.memory.unknown }
 // other goroutine may use the reservation meanwhile.
 func (r *reservation) countFor(principal any) error {
 	next := r.memory.reserve(principal)
-	size := r.size.Load()
+	size := int(r.size.Load())
 	if err := next.grow(size); err != nil {
 		return err
 	}
@@ -126,24 +126,24 @@ func (r *reservation) countFor(principal any) error {
 
 // grow counts n more bytes, or returns errNoRoom. If unauthenticated senders have no room,
 // their oldest bodies that are still arriving make room.
-func (r *reservation) grow(n int64) error {
+func (r *reservation) grow(n int) error {
 	for !r.counter.reserve(r.principal, n) {
 		if !r.isUnknown() || !r.memory.dropOldest() {
 			return errNoRoom
 		}
 	}
-	r.size.Add(n)
+	r.size.Add(int64(n))
 	return nil
 }
 
 // shrink gives back n bytes.
-func (r *reservation) shrink(n int64) {
-	r.size.Add(-n)
+func (r *reservation) shrink(n int) {
+	r.size.Add(int64(-n))
 	r.counter.release(r.principal, n)
 }
 
 // end gives back all bytes. It may be called again.
-func (r *reservation) end() { r.counter.release(r.principal, r.size.Swap(0)) }
+func (r *reservation) end() { r.counter.release(r.principal, int(r.size.Swap(0))) }
 
 // handle answers an HTTP request by serve, which writes an answer or returns an error. handle logs
 // the error and refuses the request with it, while what usher holds for the request still counts.
@@ -188,7 +188,7 @@ func (r *reservation) fail(err error) (status int) {
 // disconnects.
 func (r *reservation) receive(principal any) (body []byte, err error) {
 	_ = r.countFor(principal) // counts nothing yet
-	limit := r.memory.maxBody
+	limit := int64(r.memory.maxBody)
 	if r.req.ContentLength > limit {
 		err = &http.MaxBytesError{Limit: limit}
 	} else {
@@ -235,7 +235,7 @@ func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 }
 
 // Write counts bytes of the body that have arrived.
-func (r *reservation) Write(part []byte) (int, error) { return len(part), r.grow(int64(len(part))) }
+func (r *reservation) Write(part []byte) (int, error) { return len(part), r.grow(len(part)) }
 
 // write writes a complete answer, which must count already unless it is short. kind is its
 // content type, "" for none.

@@ -202,7 +202,7 @@ func TestRefusalsAreShort(t *testing.T) {
 }
 
 // bodyServer answers with how much it read, for the principal in a header.
-func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
+func bodyServer(t *testing.T, limit int) (*httptest.Server, *memory) {
 	m := newMemory(limit, "unknown")
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := m.serve(w, r)
@@ -262,7 +262,7 @@ func TestBodiesMakeRoom(t *testing.T) {
 	const size = 4 << 20
 	s, m := bodyServer(t, size)
 	var bodies []*slowBody // the oldest first
-	for n := range int64(maxHeldUnknown/size - 1) {
+	for n := range maxHeldUnknown/size - 1 {
 		bodies = append(bodies, sendBody(t, s, "", size, size-1))
 		await(t, "a body to arrive", func() bool {
 			return m.unknown.count("unknown") >= (n+1)*(size-1)

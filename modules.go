@@ -97,7 +97,7 @@ func newRegistry(c registryConfig) *Registry {
 		registryConfig: c,
 		groups:         newGroups(c.Log),
 		introspecting:  counter[Kind]{perKey: maxIntrospections, total: maxIntrospections},
-		building:       counter[Kind]{perKey: int64(max(1, runtime.NumCPU()/2))},
+		building:       counter[Kind]{perKey: max(1, runtime.NumCPU()/2)},
 		modules:        make(map[string]*moduleOwner),
 		changed:        make(chan struct{}),
 	}

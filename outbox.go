@@ -29,7 +29,7 @@ type outbox struct {
 	mu    sync.Mutex
 	ended bool // the outbox accepts no more messages
 	queue []outEvent
-	bytes int64 // in queue
+	bytes int // in queue
 }
 
 // outEvent is a message to a client, or a comment. A comment begins a stream, keeps a silent stream
@@ -37,13 +37,13 @@ type outbox struct {
 type outEvent struct {
 	name string // "message", or another one of HTTP+SSE; "" for a comment
 	data []byte
-	held int64 // how many bytes of data count; 0 for errors and for usher's own notifications
+	held int // how many bytes of data count; 0 for errors and for usher's own notifications
 }
 
 // send queues a message, which counts, and reports whether it may arrive. It never waits for the
 // client: a client that reads too slowly, or for whose message there is no room, is disconnected.
 func (o *outbox) send(msg []byte) bool {
-	return o.sendEvent(outEvent{"message", msg, int64(len(msg))})
+	return o.sendEvent(outEvent{"message", msg, len(msg)})
 }
 
 // sendOwn queues an event that counts for nobody: an error, or one of usher's own notifications.
@@ -78,7 +78,7 @@ func (o *outbox) answer(id json.RawMessage, msg []byte, last bool) (isStream boo
 	defer o.mu.Unlock()
 	isStream = o.more != nil || !last && o.startLocked()
 	if isStream && !o.ended && msg != nil {
-		n := int64(len(msg))
+		n := len(msg)
 		if o.held.grow(n) != nil {
 			msg = encodeError(id, errNoRoom)
 			n = 0
@@ -108,9 +108,9 @@ func (o *outbox) startLocked() bool {
 // queueLocked queues an event, wakes the writer, and reports whether the event may arrive. If
 // too much is queued, queueLocked disconnects the client. The caller holds o.mu.
 func (o *outbox) queueLocked(e outEvent) bool {
-	isFull := o.bytes > 0 && o.bytes+int64(len(e.data)) > maxOutbox
+	isFull := o.bytes > 0 && o.bytes+len(e.data) > maxOutbox
 	o.queue = append(o.queue, e)
-	o.bytes += int64(len(e.data))
+	o.bytes += len(e.data)
 	if isFull {
 		o.disconnectLocked()
 		return false
@@ -150,7 +150,7 @@ func (o *outbox) next() (e outEvent, ok bool) {
 			e, ok = o.queue[0], true
 			o.queue[0] = outEvent{} // so that the array does not keep the message in memory
 			o.queue = o.queue[1:]
-			o.bytes -= int64(len(e.data))
+			o.bytes -= len(e.data)
 		}
 		o.mu.Unlock()
 		if ok || ended {

@@ -142,7 +142,7 @@ func TestSlowReadersHaveTime(t *testing.T) {
 }
 
 // heldBytes returns the bytes that are held for all principals.
-func heldBytes(m *memory) (sum int64) {
+func heldBytes(m *memory) (sum int) {
 	for _, c := range []*counter[any]{&m.known, &m.unknown} {
 		c.mu.Lock()
 		sum += c.all

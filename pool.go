@@ -310,7 +310,7 @@ func (p *pool) run(w *Worker) {
 }
 
 // roomsOf returns how many processes of a module a key may have.
-func roomsOf(key *Principal) int64 {
+func roomsOf(key *Principal) int {
 	if key == nil {
 		return maxProcsOpen
 	}

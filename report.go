@@ -258,7 +258,7 @@ func (d *daemon) writePage(x *reservation, status int, p pageContent) error {
 	p.Nonce = rand.Text()
 	var page bytes.Buffer
 	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // never fails
-	if p.Refused == "" && x.grow(int64(page.Len())) != nil {
+	if p.Refused == "" && x.grow(page.Len()) != nil {
 		return errNoRoom
 	}
 	h := x.w.Header()

@@ -78,7 +78,7 @@ type serveFlags struct {
 	open         bool          // MCP clients on other machines need no claim
 	watch        *bool         // nil if the flag is not given
 	webhooks     webhookConfig // complete after check
-	maxBody      int64         // bytes
+	maxBody      int           // bytes
 }
 
 // declareServeFlags declares the flags of usher serve, except -base. Flags that are parsed by a
@@ -143,7 +143,8 @@ func (f *serveFlags) setPublicURL(text string) error {
 }
 
 // setMaxBody sets -max-body: a number of bytes, or of KiB, MiB or GiB. It accepts at most
-// 1 TiB, so that sums of such sizes can't overflow.
+// 1 TiB, so that sums of such sizes can't overflow: an int has 64 bits on all systems that usher is
+// built for.
 func (f *serveFlags) setMaxBody(text string) error {
 	digits := strings.TrimRight(text, "KMGiB")
 	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[text[len(digits):]]
@@ -151,7 +152,7 @@ func (f *serveFlags) setMaxBody(text string) error {
 	if !ok || err != nil || n == 0 || n > 1<<40>>shift {
 		return errors.New("want bytes, KiB, MiB or GiB, such as 4MiB")
 	}
-	f.maxBody = int64(n) << shift
+	f.maxBody = int(n) << shift
 	return nil
 }
 

@@ -29,10 +29,10 @@ func FuzzParseSize(f *testing.F) {
 			want.Lsh(want, map[string]uint{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[match[2]])
 		}
 		fits := want.Sign() > 0 && want.Cmp(big.NewInt(1<<40)) <= 0
-		if (err == nil) != fits || fits && flags.maxBody != want.Int64() {
+		if (err == nil) != fits || fits && int64(flags.maxBody) != want.Int64() {
 			t.Fatalf("%q is %d, %v; want %d", s, flags.maxBody, err, want)
 		}
-		shown := strings.TrimSuffix(strings.ReplaceAll(formatSize(flags.maxBody), " ",
+		shown := strings.TrimSuffix(strings.ReplaceAll(formatSize(int64(flags.maxBody)), " ",
 			""), "bytes")
 		if again := (serveFlags{}); fits &&
 			(again.setMaxBody(shown) != nil || again.maxBody != flags.maxBody) {

@@ -186,7 +186,7 @@ func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params
 		<-out.done
 	case answer == nil: // of a cancelled request
 		x.w.WriteHeader(http.StatusAccepted)
-	case x.grow(int64(len(answer))) != nil:
+	case x.grow(len(answer)) != nil:
 		x.writeJSON(http.StatusServiceUnavailable, encodeError(r.id, errNoRoom))
 	default:
 		x.writeJSON(status, answer)
@@ -352,7 +352,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	// answered. So the request counts them itself. A message that finds no room is answered with the
 	// error.
 	held := d.server.memory.reserve(from.principal)
-	err = held.grow(int64(size))
+	err = held.grow(size)
 	r := d.server.newRequest(from, d.out, msg, params)
 	if err == nil {
 		err = r.begin(d.out.ctx) // without the connection, nobody could get the answer

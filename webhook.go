@@ -188,7 +188,7 @@ func (h *Webhooks) receive(d *delivery) (err error) {
 		err = d.countFor(senders)
 	}
 	if err == nil {
-		err = d.grow(int64(len(d.body))) // it will be in the arguments too, as rawBody
+		err = d.grow(len(d.body)) // it will be in the arguments too, as rawBody
 	}
 	return err
 }
@@ -611,7 +611,7 @@ func (a *webhookAnswer) write(x *reservation) error {
 	} else if string(a.Body) == "null" {
 		body = nil
 	}
-	if x.grow(int64(len(body)+len(marshal(a.Headers)))) != nil {
+	if x.grow(len(body)+len(marshal(a.Headers))) != nil {
 		x.write(a.Status, "")
 		return errNoRoom
 	}

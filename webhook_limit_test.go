@@ -101,7 +101,7 @@ func TestSenderHangsUp(t *testing.T) {
 			1,
 		)
 		check(t, "records before the calls end", logged("msg=delivery"), 1)
-		check(t, "deliveries in flight", h.inFlight.count(senders), int64(maxRunningOf))
+		check(t, "deliveries in flight", h.inFlight.count(senders), maxRunningOf)
 		<-time.After(11 * time.Second)
 		check(
 			t,
@@ -317,7 +317,7 @@ func TestWebhookWithoutRoomIsRefused(t *testing.T) {
 	for _, row := range []struct {
 		name      string
 		principal *Principal
-		left      int64
+		left      int
 		header    string
 	}{
 		{"a body to be verified", strangers, 0, ""},
@@ -347,7 +347,7 @@ func TestWebhookAnswerNeedsRoom(t *testing.T) {
 		h := webhooksOf(b.server.modules)
 		used := h.memory.reserve(senders).counter
 		const size = 5000
-		for room, fits := range map[int64]bool{
+		for room, fits := range map[int]bool{
 			2*size + 1000: false, // for the body, which counts twice
 			4 * size:      true,
 		} {
