@@ -241,7 +241,7 @@ func TestLogNamesCalls(t *testing.T) {
 		`msg=call request=completion/complete module=rich method=say outcome=done` + how,
 		`msg="an invalid claim code was presented" ` + session + of + remote,
 		`msg="an invalid claim code was presented"` + remote,
-		`msg=refused path=/ request=[A-Z2-7]+` + remote + ` status=400 why="the presented .*"`,
+		`msg=refused request=[A-Z2-7]+` + remote + ` status=400 why="the presented .*"`,
 		`msg="claim ended" ` + of,
 	} {
 		line := regexp.MustCompile(`(?m)^time=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\S+ level=[A-Z]+ ` + want + `$`)

@@ -156,11 +156,8 @@ func (r *reservation) handle(log *slog.Logger, serve func() error) {
 	if err == nil {
 		return
 	}
-	path := r.req.URL.Path
-	if path != "/" && path != "/mcp" {
-		path = "***" // people type codes as paths
-	}
-	log = log.With("path", path, "request", r.w.Header().Get(requestIDHeader), senderAttrs(r.req))
+	// The path is not logged, because people type codes as paths.
+	log = log.With("request", r.w.Header().Get(requestIDHeader), senderAttrs(r.req))
 	log.Info("refused", "status", r.fail(err), "why", logText(explain(err)))
 }
 
