@@ -298,9 +298,10 @@ type clientProfile struct {
 	name  string // of the program, and its version, for the log
 }
 
-// clientName returns the name and the version of a program that describes itself.
+// clientName returns the name and the version of a program that describes itself. It is a copy,
+// because a part of a string keeps the whole string in memory.
 func clientName(info object) string {
-	return logText(strings.TrimSpace(info.text("name") + " " + info.text("version")))
+	return strings.Clone(logText(strings.TrimSpace(info.text("name") + " " + info.text("version"))))
 }
 
 // identify returns the _meta of a request for a module without sessions. To modules, usher

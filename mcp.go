@@ -644,7 +644,9 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 	}
 	c.request.caller.Notify = c.notify
 	c.request.caller.Ask = c.ask
-	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see reporter
+	// Parts of the message would keep all of it in memory. For the token, see reporter.
+	c.request.id = nil
+	c.request.params = members(withMeta(r.params, "progressToken", json.RawMessage("0")).encode())
 	c.request.ctx, c.request.cancel = context.WithCancelCause(r.server.stopped)
 	k.running.Go(c.run)
 	return c.next(r.ctx)

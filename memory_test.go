@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -137,6 +138,49 @@ func TestBytesAreCounted(t *testing.T) {
 			check(t, "bytes in the end", heldBytes(m), 0)
 		})
 	}
+}
+
+// What a session or a suspended call keeps of a message does not keep the whole message in memory,
+// which no longer counts.
+func TestNothingKeepsAMessage(t *testing.T) {
+	const messages, size = 20, 512 << 10
+	spaces := strings.Repeat(" ", size)
+	for name, send := range map[string]func(b *bubble){
+		"a session": func(b *bubble) {
+			info := `{"name":"` + spaces + `x","version":"1"}`
+			params := fmt.Sprintf(`{"protocolVersion":%q,"capabilities":{},"clientInfo":%s}`, protocols[0], info)
+			c := clientOver(b.T, b.URL, b.HTTP)
+			check(b.T, "status", c.Begin(c.Message("initialize", params)).Status, 200)
+		},
+		"a suspended call": func(b *bubble) {
+			req := b.ModernPOST("1", "tools/call", `{"name":"m_ask",`+withForms+`}`)
+			body, err := io.ReadAll(req.Body)
+			must(b.T, err)
+			junk := strings.Replace(string(body), "{", `{"junk":"`+spaces+`",`, 1)
+			req.Body = io.NopCloser(strings.NewReader(junk))
+			req.ContentLength = int64(len(junk))
+			askState(b.T, b.Do(req), 1)
+		},
+	} {
+		runInBubble(t, name, func(t *testing.T, b *bubble) {
+			before := liveBytes()
+			for range messages {
+				send(b)
+			}
+			if kept := liveBytes() - before; kept > messages*size/2 {
+				t.Errorf("%d messages of %d bytes keep %d bytes in memory", messages, size, kept)
+			}
+		})
+	}
+}
+
+// liveBytes returns how many bytes are in use after a collection.
+func liveBytes() int {
+	runtime.GC()
+	runtime.GC() // the first one only begins to free what pools keep
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return int(stats.HeapAlloc)
 }
 
 // arrive begins a request whose body does not arrive as a whole.
