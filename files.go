@@ -137,6 +137,7 @@ func (t *writeToken) do(ctx context.Context, write func(held string) error) erro
 		if err != nil {
 			return fmt.Errorf("waiting to write to %q: %w", t.dataDir, err)
 		}
+		t.step("taken")
 		if err := t.use(held, write); !errors.Is(err, errStartOver) {
 			return err
 		}
@@ -163,12 +164,8 @@ func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 		if len(names) == 1 && !t.inUse(names[0]) {
 			held := t.newName()
 			err := os.Rename(filepath.Join(t.dir, names[0]), filepath.Join(t.dir, held))
-			if err == nil {
-				t.step("taken")
-				return held, nil
-			}
-			if !errors.Is(err, fs.ErrNotExist) {
-				return "", err
+			if !errors.Is(err, fs.ErrNotExist) { // else another writer was faster
+				return held, err
 			}
 		}
 		if time.Since(since) > t.timeout {
