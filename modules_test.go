@@ -60,6 +60,14 @@ func TestFoldersAreSearched(t *testing.T) {
 		"/no_line.usher: exec format error", "/crlf.usher: no such file or directory")
 }
 
+// A client hears that a module can't be hosted, whatever error its process answered with.
+func TestFailureNamesTheModule(t *testing.T) {
+	m := module(t, "/w/a.usher:a x")
+	m.Err = fmt.Errorf("tools/list: %w", rpcErrorf(codeNoMethod, "no such thing"))
+	checkContains(t, "the error for a client", string(encodeError(quote("1"), m.failure())),
+		`module \"a\" can't be hosted: tools/list: no such thing`)
+}
+
 // A call after an edit reaches the new version, and no call under way fails. A call of an unknown
 // tool reaches a module that was just written.
 func TestEditReloadsOneModule(t *testing.T) {
