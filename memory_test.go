@@ -148,7 +148,8 @@ func TestNothingKeepsAMessage(t *testing.T) {
 	for name, send := range map[string]func(b *bubble){
 		"a session": func(b *bubble) {
 			info := `{"name":"` + spaces + `x","version":"1"}`
-			params := fmt.Sprintf(`{"protocolVersion":%q,"capabilities":{},"clientInfo":%s}`, protocols[0], info)
+			params := fmt.Sprintf(`{"protocolVersion":%q,"capabilities":{},"clientInfo":%s}`,
+				protocols[0], info)
 			c := clientOver(b.T, b.URL, b.HTTP)
 			check(b.T, "status", c.Begin(c.Message("initialize", params)).Status, 200)
 		},
