@@ -10,12 +10,12 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"math/big"
 	"net/http"
 	"regexp"
 	"slices"
@@ -134,9 +134,6 @@ func idKey(id json.RawMessage) string {
 	return string(id)
 }
 
-// number matches the JSON numbers whose exponents integerOf reads.
-var number = regexp.MustCompile(`^-?\d[\d.]*([eE][+-]?\d{1,3})?$`)
-
 // integerOf returns the digits of a JSON number that is an integer, however it is written: 3 for
 // 3.0 and 30e-1. It returns false for other values, and for more than 400 digits.
 func integerOf(value json.RawMessage) (digits string, ok bool) {
@@ -146,12 +143,27 @@ func integerOf(value json.RawMessage) (digits string, ok bool) {
 	if n, err := strconv.Atoi(string(value)); err == nil { // it is usually one
 		return strconv.Itoa(n), true
 	}
-	n := new(big.Rat)
-	if len(value) > 1000 || !number.Match(value) || n.UnmarshalText(value) != nil {
+	mantissa, exponent, _ := strings.Cut(strings.ToLower(string(value)), "e")
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	whole, isNegative := strings.CutPrefix(whole, "-")
+	shift, err := strconv.Atoi(cmp.Or(exponent, "0"))
+	if err != nil || !consistsOf(whole+fraction, "0123456789") {
 		return "", false
 	}
-	digits = n.Num().String()
-	return digits, n.IsInt() && len(digits) <= 400
+	// point is where the point is in digits, which begin with the first one that is not 0.
+	digits = strings.TrimLeft(whole+fraction, "0")
+	point := len(digits) - len(fraction) + shift
+	digits = strings.TrimRight(digits, "0")
+	switch {
+	case digits == "":
+		return "0", true
+	case len(digits) > point || point > 400:
+		return "", false
+	case isNegative:
+		digits = "-" + digits
+		point++
+	}
+	return digits + strings.Repeat("0", point-len(digits)), true
 }
 
 // escapes matches the escapes in a JSON text: pairs of surrogates, half pairs, and others.
