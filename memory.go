@@ -8,7 +8,7 @@
 // What usher makes of a body or of a line of a process takes the place of that body or line, and
 // counts in its stead: decoded objects can be twenty times as large for a moment, and a request that
 // its process has not read is in memory twice. Nobody's are: headers; lists that all callers share,
-// until one is copied for an answer; errors, of at most maxError and an id; usher's own
+// until one is copied for an answer; errors that answer an HTTP request; usher's own
 // notifications; and the line that a process has sent until its id names a call.
 
 package main

@@ -37,7 +37,7 @@ type outbox struct {
 type outEvent struct {
 	name string // "message", or another one of HTTP+SSE; "" for a comment
 	data []byte
-	held int // how many bytes of data count; 0 for errors and for usher's own notifications
+	held int // how many bytes of data count; 0 for usher's own events
 }
 
 // send queues a message, which counts, and reports whether it may arrive. It never waits for the
@@ -46,7 +46,7 @@ func (o *outbox) send(msg []byte) bool {
 	return o.sendEvent(outEvent{"message", msg, len(msg)})
 }
 
-// sendOwn queues an event that counts for nobody: an error, or one of usher's own notifications.
+// sendOwn queues an event of usher itself, which counts for nobody.
 func (o *outbox) sendOwn(name string, msg []byte) { o.sendEvent(outEvent{name, msg, 0}) }
 
 // sendEvent is send for an event.

@@ -331,7 +331,7 @@ func (d *duplex) receive(from admission, body []byte) error {
 		d.from.session.handleNotification(msg)
 	}
 	if err != nil {
-		d.out.sendOwn("message", encodeError(msg.ID, err))
+		d.out.send(encodeError(msg.ID, err))
 	}
 	return nil
 }
@@ -408,7 +408,7 @@ func (d *duplex) receiveLines(lines *lineReader) error {
 		line, err := lines.next()
 		switch {
 		case err == errLineTooLong:
-			d.out.sendOwn("message", encodeError(nil, err))
+			d.out.send(encodeError(nil, err))
 		case err == io.EOF:
 			return nil
 		case err != nil:

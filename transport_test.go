@@ -257,6 +257,30 @@ func (b *bubble) openSSE(code string) (*testClient, *exchange) {
 	return c, x
 }
 
+// An error on a stream counts until it is written: a client that does not read can't collect them.
+func TestErrorsOnAStreamCount(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		read := make(chan struct{})
+		out := &outbox{
+			ctx:  t.Context(),
+			held: b.server.memory.reserve(everyone),
+			write: func(outEvent) error {
+				<-read
+				return nil
+			},
+		}
+		from := admission{session: newSession(sessionOrigin{}), principal: everyone}
+		d := &duplex{server: b.server, from: from, out: out}
+		id := strings.Repeat("1", 1000)
+		must(t, d.receive(from, []byte(`{"jsonrpc":"2.0","id":"`+id+`","method":"ping","params":1}`)))
+		check(t, "an error counts", heldBytes(b.server.memory) > len(id), true)
+		close(read)
+		out.end()
+		<-out.done
+		check(t, "bytes in the end", heldBytes(b.server.memory), 0)
+	})
+}
+
 // The messages of an HTTP+SSE session count for its principal until they are answered.
 func TestSSEMessagesCount(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
