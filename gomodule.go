@@ -327,8 +327,7 @@ func runGo(ctx context.Context, g *groups, dir string, args []string) (string, e
 var goMessages = strings.NewReplacer(
 	"\n\t", " ",
 	"GOMODCACHE () must not be replaced.", "GOMODCACHE () can't be built: set HOME, or GOPATH and GOCACHE",
-	"go.mod file not found in current directory or any parent directory; see 'go help modules'",
-	"there is no go.mod: run go mod init NAME and go get PACKAGE",
+	"see 'go help modules'", "run go mod init NAME and go get PACKAGE",
 )
 
 // goNoise matches reports of progress, empty lines, and ./ before a file.

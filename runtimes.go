@@ -270,7 +270,7 @@ func (s *source) readEntry(entry object, dir string) error {
 			continue
 		}
 		if m := unexpanded.FindStringSubmatch(string(f.value)); m != nil {
-			problem := fmt.Sprintf("%q: %s is not expanded: write ${NAME}, such as ${HOME}", f.key, m[1]+m[2])
+			problem := fmt.Sprintf("%q: %s is not expanded: write ${NAME}, as in ${HOME}", f.key, m[1]+m[2])
 			if f.key == "command" || f.key == "cwd" {
 				return errors.New(problem)
 			}

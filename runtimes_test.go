@@ -65,8 +65,8 @@ func TestConfigIsExpanded(t *testing.T) {
 			`$x $5|echo $HOME|$|a~`},
 		{"what a shell would expand",
 			`{"command":"x","args":["--dir=$HOME/a","b"],"env":{"A":"$A_1","B":"~"}}`,
-			`x --dir=$HOME/a|b A=$A_1|B=~ "args": $HOME is not expanded: write ${NAME}, such as ` +
-				`${HOME}, "env": $A_1 is not expanded: write ${NAME}, such as ${HOME}`},
+			`x --dir=$HOME/a|b A=$A_1|B=~ "args": $HOME is not expanded: write ${NAME}, as in ` +
+				`${HOME}, "env": $A_1 is not expanded: write ${NAME}, as in ${HOME}`},
 		{"a command that a shell would expand", `{"command":"~/bin/x"}`,
 			`"command": ~ is not expanded: write`},
 		{"a folder that a shell would expand", `{"command":"x","cwd":"$HOME"}`,

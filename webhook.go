@@ -557,14 +557,15 @@ func answerOf(result object) (*webhookAnswer, error) {
 	if own := result.object("structuredContent").get("_response"); own != nil {
 		return ownAnswer(own)
 	}
+	a := &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}
 	if blocks := items(result.get("content")); len(blocks) == 1 {
 		data, mime := decodeMedia(members(blocks[0]).get("data"))
 		if mime != "" {
-			headers := map[string]string{"Content-Type": mime}
-			return &webhookAnswer{Status: http.StatusOK, Headers: headers, Body: data}, nil
+			a.Body = data
+			a.Headers = map[string]string{"Content-Type": mime}
+			return a, nil
 		}
 	}
-	a := &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}
 	// Numbers and words are valid JSON too, but whoever returns a text means a text.
 	body := bytes.TrimSpace(a.Body)
 	switch {
