@@ -347,9 +347,12 @@ var paramTag = regexp.MustCompile(`^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?` +
 	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|(\$?[^\s{\[$@\d-]\S*))` +
 	`\s*(?:- )?(.*)$`)
 
+// shdocParam matches a parameter as shdoc writes it: $1 string text.
+var shdocParam = regexp.MustCompile(`^\$(\d+)\s+(\S+)`)
+
 // parseParam parses the text after @param.
 func parseParam(tag string) (paramDoc, bool) {
-	parts := paramTag.FindStringSubmatch(tag)
+	parts := paramTag.FindStringSubmatch(shdocParam.ReplaceAllString(tag, "{$2} arg$1"))
 	if parts == nil {
 		return paramDoc{}, false
 	}
@@ -798,16 +801,13 @@ func methodResult(answer object) object {
 // mediaTypes are the types of files that become an image or audio.
 var mediaTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp", "audio/wave", "audio/mpeg"}
 
-// mp3Starts are the first bytes of MP3 files without a tag.
-var mp3Starts = []string{"\xff\xfb", "\xff\xf3", "\xff\xf2"}
-
 // decodeMedia decodes base64 in a JSON string. mime is the type of an image or audio by its first
 // bytes, "" for other bytes.
 func decodeMedia(encoded json.RawMessage) (data []byte, mime string) {
 	_ = json.Unmarshal(encoded, &data) // if invalid, none
 	mime = http.DetectContentType(data)
 	switch {
-	case slices.Contains(mp3Starts, string(data[:min(2, len(data))])):
+	case len(data) > 1 && data[0] == 0xff && strings.IndexByte("\xfb\xf3\xf2", data[1]) >= 0: // no tag
 		return data, "audio/mpeg"
 	case slices.Contains(mediaTypes, mime):
 		return data, strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples

@@ -79,7 +79,8 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 		`@param {int} a\n@param {bool[]} b`: "@param {int} a: " + wantType +
 			"; @param {bool[]} b: " + wantType,
 		`@param {'a'|string} a`:               "@param {'a'|string} a: " + wantType,
-		`@arg $1 string x`:                    "@param $1 string x: want {type} name text",
+		`@arg $@ string x`:                    "@param $@ string x: want {type} name text",
+		`@arg $1 string x\n@arg $12 int`:      "@param {int} arg12: " + wantType,
 		`@param {string}`:                     "@param {string}: want {type} name text",
 		`Mail a@param.example, or @parameter`: "",
 	} {

@@ -31,18 +31,22 @@ type shellScript struct {
 	shell   string   // the program
 	options []string // of the shell, from the script's first line
 	about   string
-	docs    object // the comments of functions, by the functions' names
+	docs    object // the comments of functions, by the names of their methods
+
+	functions map[string]string // by the names of their methods; "" if there are several
 }
 
 var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
-	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w-]*)\s*(?:\(\s*\)|\{)`)
+	// shellComment matches a comment, with the name of a function below it and the blank lines between.
+	shellComment = regexp.MustCompile(`^((?:#.*\n?)+)(\s*\n)?` +
+		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{))?`)
+	shellMargin = regexp.MustCompile(`(?m)^#+ ?`)
 )
 
-// notMethods are commands that run their arguments. Some shells prefer them to a
-// function of the same name.
-var notMethods = []string{"builtin", "command", "eval", "exec"}
+// shellMethod returns the name of the method of a function.
+var shellMethod = strings.NewReplacer("::", "_", ".", "_").Replace
 
 // readScript finds the shell of the script at path (by default sh) and its options, the text
 // about the module (the first comment) and the functions with a comment right above them.
@@ -55,7 +59,7 @@ func readScript(path string) (*shellScript, error) {
 	if strings.Contains(text, "\r\n") {
 		return nil, errors.New(`its lines end with \r\n: end them with \n`)
 	}
-	s := &shellScript{path: path, shell: "sh"}
+	s := &shellScript{path: path, shell: "sh", functions: make(map[string]string)}
 	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
 		m := shellLine.FindStringSubmatch(first)
 		if m == nil {
@@ -65,32 +69,34 @@ func readScript(path string) (*shellScript, error) {
 		text = strings.TrimPrefix(text, first)
 		s.options = strings.Fields(m[2])
 	}
-	var comment []string
-	for text != "" {
-		line, rest, _ := strings.Cut(text, "\n")
-		text = rest
-		if strings.HasPrefix(line, "#") {
-			comment = append(comment, strings.TrimPrefix(strings.TrimLeft(line, "#"), " "))
-			continue
+	text = "\n" + text
+	for at := strings.Index(text, "\n#"); at >= 0; at = strings.Index(text, "\n#") {
+		m := shellComment.FindStringSubmatch(text[at+1:])
+		text = text[at+len(m[1]):]
+		doc := shellMargin.ReplaceAllString(m[1], "")
+		tags := parseDoc(doc, kindShell)
+		switch {
+		case m[3] != "" && (m[2] == "" || tags.params != nil || tags.returns != ""):
+			name := shellMethod(m[3])
+			if other, ok := s.functions[name]; ok && other != m[3] {
+				m[3] = ""
+			}
+			s.functions[name] = m[3]
+			s.docs = s.docs.set(name, quote(doc))
+		case s.about == "" && s.docs == nil:
+			s.about = firstSentence(tags.description)
 		}
-		doc := strings.Join(comment, "\n")
-		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
-			s.docs = s.docs.set(m[1], quote(doc))
-		} else if s.about == "" && s.docs == nil {
-			s.about = firstSentence(parseDoc(doc, kindShell).description)
-		}
-		comment = nil
 	}
 	return s, nil
 }
 
 // listFunctions returns the arguments of the shell to print which names are functions after
-// the shell has read the script. Reserved words, for example, and text in a here-document
-// are none.
+// the shell has checked the script's syntax and run the script. Reserved words, for example, and
+// text in a here-document are none.
 func (s *shellScript) listFunctions() []string {
-	program := shellShim + `. "$0" >&2 && usher_list`
+	program := shellShim + s.shell + ` -n "$0" && . "$0" >&2 && usher_list`
 	for _, f := range s.docs {
-		program += " " + f.key
+		program += " " + s.functions[f.key]
 	}
 	return []string{"-c", program, s.path}
 }
@@ -102,8 +108,8 @@ func (s *shellScript) manifest(functions []string) *manifest {
 		Lists: make(map[string][]json.RawMessage),
 	}
 	for _, f := range s.docs {
-		if !slices.Contains(functions, f.key) || slices.Contains(notMethods, f.key) {
-			problem := "%s: %s can't call a function of this name: rename it"
+		if !slices.Contains(functions, s.functions[f.key]) {
+			problem := "%s: %s can't call a function of this name, or has two: rename it"
 			m.Problems = append(m.Problems, fmt.Sprintf(problem, f.key, filepath.Base(s.shell)))
 			continue
 		}
@@ -123,8 +129,8 @@ var shellShim string
 
 // commandLine returns the arguments of the shell for a call of a function.
 func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]string, error) {
-	doc, ok := unquote(s.docs.get(name))
-	if !ok {
+	function := s.functions[name]
+	if function == "" {
 		return nil, fmt.Errorf("no method %q", name)
 	}
 	// $0 is the script, so that a module can find files beside it. The script sees none of the
@@ -132,7 +138,7 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 	// in some calls only.
 	var stored, passed string
 	args := []string{"-c", "", s.path}
-	for i, p := range parseDoc(doc, kindShell).params {
+	for i, p := range parseDoc(s.docs.text(name), kindShell).params {
 		value := members(arguments).get(p.name)
 		text, ok := unquote(value)
 		if !ok { // other values are JSON, and omitted ones ""
@@ -142,7 +148,7 @@ func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]str
 		stored += fmt.Sprintf("usher_%d=${%[1]d}; ", i+1)
 		passed += fmt.Sprintf(` "$usher_%d"`, i+1)
 	}
-	args[1] = shellShim + stored + `set --; . "$0" && usher_call ` + name + passed
+	args[1] = shellShim + stored + `set --; . "$0" && usher_call ` + function + passed
 	return args, nil
 }
 
@@ -206,8 +212,7 @@ func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawM
 	return s.run(ctx, script, arguments, args)
 }
 
-// introspect returns what the module offers. The shell checks the script's syntax before it
-// runs the script.
+// introspect returns what the module offers.
 func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 	quiet := *s
 	quiet.log = slog.New(slog.DiscardHandler)
@@ -217,9 +222,6 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 	defer cancel()
 	var functions []byte
 	script, err := readScript(s.Source)
-	if err == nil {
-		_, err = s.run(ctx, script, nil, []string{"-n", s.Source})
-	}
 	if err == nil && script.docs != nil {
 		functions, err = s.run(ctx, script, nil, script.listFunctions())
 	}
@@ -228,6 +230,8 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 		return script.manifest(strings.Fields(string(functions))), nil
 	case errors.Is(err, errUnapproved):
 		return nil, err
+	case script != nil && script.shell == "sh":
+		err = fmt.Errorf("%w (bash syntax needs #!/usr/bin/env bash in line 1)", err)
 	}
 	return nil, processFault(s.Name, "can't be read", err.Error())
 }

@@ -124,7 +124,8 @@ func TestShellFaultsAreReported(t *testing.T) {
 	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error",
 		"want sh, bash", "its lines end with",
-		"d.usher.sh: ", " unexpected")
+		"d.usher.sh: ", " unexpected", " (bash syntax needs #!/usr/bin/env bash in line 1)\n")
+	checkOmits(t, "a script that names its shell", out, "needs #!/usr/bin/env bash in line 1)\n\nb")
 }
 
 // A function is a method if the shell reports it as a function. Reserved words are refused:
@@ -176,8 +177,8 @@ func TestShellNames(t *testing.T) {
 	}
 }
 
-// Functions have any form that shells accept, and output that is not UTF-8 is bytes. Functions whose
-// names are none of MCP's are no methods.
+// Functions have any form that shells accept, and output that is not UTF-8 is bytes. :: and . in their
+// names become _, and two that become one name are no method. A comment with a @param may be apart.
 func TestShellLibrary(t *testing.T) {
 	long(t)
 	need(t, "bash")
@@ -192,11 +193,17 @@ func TestShellLibrary(t *testing.T) {
 	} {
 		checkContains(t, "usher modules", out, line+"\n")
 	}
-	checkOmits(t, "usher modules", out, "a::b", "a_b", "note: ")
+	checkContains(t, "usher modules", out, "    library_text_join_all(arg1: string, arg2: string)\n",
+		"    library_apart(word: string)\n        Is apart.\n", "    library_bare\n",
+		"note: a_b: bash can't call a function of this name, or has two: rename it\n")
+	checkOmits(t, "usher modules", out, "library_a_b", "library_without_comment", "gone")
 	for _, tt := range []struct{ method, arguments, want string }{
 		{"say_hello", `{"name":"a b","times":2}`, "[a b][2]\n"},
 		{"say_hello", `{"name":"a","times":"b"}`, `parameter "times": want integer`},
 		{"clean", `{}`, "cleaned\n"},
+		{"text_join_all", `{"arg1":"a","arg2":"b"}`, "a-b"},
+		{"apart", `{"word":"a"}`, "apart a\n"},
+		{"bare", `{}`, "0\n"},
 		{"picture", `{}`, `{"type":"image","data":"iVBORw0KGgo=","mimeType":"image/png"}` + "\n"},
 		{"latin", `{}`, "Y2Fm6Q==\n"},
 	} {

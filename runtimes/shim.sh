@@ -1,8 +1,10 @@
 # The functions that usher runs beside those of a shell module.
 
 # usher_is succeeds if the shell reports a name as a function. With LC_ALL=C, the report is in
-# English.
+# English. The commands that run their arguments are none: some shells prefer them to a function
+# of the same name.
 usher_is() {
+	case $1 in builtin | command | eval | exec) return 1 ;; esac
 	case $(LC_ALL=C; command -V "$1" 2>/dev/null) in
 	"$1 is a function"* | "$1 is a shell function"*) return 0 ;;
 	esac

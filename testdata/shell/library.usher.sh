@@ -25,8 +25,35 @@ function clean ( ) {
 	echo cleaned
 }
 
-# Has a name that MCP does not allow.
+# @description Joins two texts.
+# @arg $1 string The first text.
+# @arg $2 string The second one.
+text::join.all() { printf '%s-%s' "$1" "$2"; }
+
+# Has the name of the next one.
 a::b() { :; }
+
+# Has the name of the last one.
+a.b() { :; }
+
+# Is apart.
+# @param {string} word a word
+
+function apart
+{
+	echo "apart $1"
+}
+
+# Was a function.
+# @param {string} gone a word
+# gone() {
+
+# Gets nothing.
+bare() { echo "$#"; }
+
+# Belongs to nothing.
+
+without_comment() { :; }
 
 # Runs in a shell of its own.
 own() ( echo own )
