@@ -59,7 +59,6 @@ type page struct {
 	env       []string  // of the commands
 	stands    []string  // what stands in the page, followed by what it is in this run, and so on
 	daemon    *exec.Cmd // nil while there is none
-	group     group     // of the daemon
 }
 
 // The commands in the documentation print what the pages say.
@@ -210,9 +209,8 @@ func (p *page) serve(t *testing.T, command, want string) string {
 	cmd := p.command(docAddr.ReplaceAllString(command, "-addr $1:"+port))
 	terminal, out := openTerminal(t)
 	cmd.Stdout, cmd.Stderr = terminal, terminal
-	var err error
-	p.group, err = startGroup(cmd)
-	must(t, err)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	must(t, cmd.Start())
 	p.daemon = cmd
 	p.stands = append([]string{address, here}, p.stands...)
 	said := func() string { return p.inPage(strings.TrimRight(out.String(), "\n")) }
@@ -234,9 +232,10 @@ func (p *page) serve(t *testing.T, command, want string) string {
 
 func (p *page) stopDaemon(t *testing.T) {
 	if p.daemon != nil {
-		p.group.signal(syscall.SIGTERM)
+		group := -p.daemon.Process.Pid
+		syscall.Kill(group, syscall.SIGTERM)
 		p.daemon.Wait() // the daemon is no child of a shell, which could end before it
-		await(t, "the daemon's end", func() bool { return !p.group.signal(0) })
+		await(t, "the daemon's end", func() bool { return syscall.Kill(group, 0) != nil })
 		p.daemon = nil
 	}
 }

@@ -9,6 +9,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	_ "embed"
@@ -16,6 +17,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -191,7 +193,7 @@ const (
 // that were hashed. loaded is last only if the error came before the go command. Safe for
 // concurrent use, also by several processes.
 func buildGoModule(
-	ctx context.Context, g *groups, folder, path, content string, last *parts,
+	ctx context.Context, log *slog.Logger, folder, path, content string, last *parts,
 ) (loaded *parts, err error) {
 	now := time.Now() // so that the binary counts as used
 	if !last.changed() && os.Chtimes(last.Binary, now, now) == nil {
@@ -222,7 +224,7 @@ func buildGoModule(
 	}
 	defer os.RemoveAll(temp)
 	binary := filepath.Join(folder, "module-"+rand.Text())
-	loaded, err = source.build(ctx, g, filepath.Dir(path), temp, binary)
+	loaded, err = source.build(ctx, log, filepath.Dir(path), temp, binary)
 	if err == nil {
 		loaded.Binary = binary
 		if file.changed() { // perhaps before the parts were listed: build again at the next start
@@ -247,7 +249,9 @@ func removeUnused(folder string, age time.Duration) {
 // build runs the go command in dir, the folder of the module's file, to build a binary from
 // that file and its generated main. An overlay, which is in temp, puts the main into dir. build
 // lists the parts first, so that an edit during the build counts as a change.
-func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary string) (*parts, error) {
+func (s *goSource) build(
+	ctx context.Context, log *slog.Logger, dir, temp, binary string,
+) (*parts, error) {
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	overlayFile := filepath.Join(temp, "overlay.json")
 	module := s.base
@@ -274,10 +278,10 @@ func (s *goSource) build(ctx context.Context, g *groups, dir, temp, binary strin
 	// other packages.
 	files := []string{"-overlay", overlayFile, goMainName, module}
 	// Errors of go list are ignored here, because go build reports them again.
-	list, _ := runGo(ctx, g, dir, append([]string{"list", "-e", "-deps", "-f", goParts}, files...))
+	list, _ := runGo(ctx, log, dir, append([]string{"list", "-e", "-deps", "-f", goParts}, files...))
 	paths := append(goConfigs(dir), filepath.Join(dir, s.base))
 	loaded := newParts(append(paths, strings.FieldsFunc(list, func(c rune) bool { return c == '\n' })...))
-	output, err := runGo(ctx, g, dir, append([]string{"build", "-buildvcs=false", "-o", binary}, files...))
+	output, err := runGo(ctx, log, dir, append([]string{"build", "-buildvcs=false", "-o", binary}, files...))
 	switch {
 	case err == nil:
 		return loaded, nil
@@ -314,12 +318,24 @@ func goConfigs(dir string) (paths []string) {
 
 // runGo runs the go command in dir until ctx ends. It returns everything that the command
 // prints.
-func runGo(ctx context.Context, g *groups, dir string, args []string) (string, error) {
+func runGo(ctx context.Context, log *slog.Logger, dir string, args []string) (string, error) {
+	var output bytes.Buffer
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
 	// The binary runs on this machine, even if the environment cross-compiles.
 	cmd.Env = []string{"GOOS=" + runtime.GOOS, "GOARCH=" + runtime.GOARCH}
-	return g.output(ctx, cmd)
+	cmd.Stdout = &output
+	cmd.Stderr = &output
+	cmd.WaitDelay = exitTimeout // if a process that left the group keeps the outputs open
+	c, err := startChild(log, cmd)
+	if err == nil {
+		err = c.wait(ctx, 0)
+		c.end()
+	}
+	if ctx.Err() != nil {
+		return "", err
+	}
+	return output.String(), err
 }
 
 // goMessages makes messages of the go command readable. An indented line contains the types of a

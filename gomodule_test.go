@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"go/parser"
 	"go/token"
 	"os"
@@ -425,7 +424,7 @@ func TestBuildReadsWhatIsApproved(t *testing.T) {
 	write(t, dir+"/m.usher.go", "//go:build usher\n\npackage main\n\nfunc F() {}\n")
 	path, err := filepath.EvalSymlinks(dir + "/m.usher.go")
 	must(t, err)
-	_, err = buildGoModule(t.Context(), newGroups(quiet), t.TempDir(), path, "other", &parts{})
+	_, err = buildGoModule(t.Context(), quiet, t.TempDir(), path, "other", &parts{})
 	check(t, "the build", err, errUnapproved)
 }
 
@@ -438,7 +437,7 @@ func TestEditDuringBuildIsAChange(t *testing.T) {
 		write(t, dir+"/bin/go", "#!/bin/sh\n[ $1 = build ] && : > \"$4\"\n"+
 			"[ $1 != "+step+" ] || echo // >>'"+path+"'\n")
 		t.Setenv("PATH", dir+"/bin:"+os.Getenv("PATH"))
-		loaded, err := buildGoModule(t.Context(), newGroups(quiet), t.TempDir(), path, "", &parts{})
+		loaded, err := buildGoModule(t.Context(), quiet, t.TempDir(), path, "", &parts{})
 		must(t, err)
 		check(t, "edited at "+step+": it has changed", loaded.changed(), step != "none")
 	}
@@ -456,12 +455,7 @@ func goTestTree(t *testing.T, files map[string]string) string {
 
 // buildGoFile builds the module in a file.
 func buildGoFile(ctx context.Context, folder, path string) (string, error) {
-	g := newGroups(quiet)
-	defer g.Close()
-	loaded, err := buildGoModule(ctx, g, folder, path, "", &parts{})
-	if len(g.left) > 0 {
-		return "", fmt.Errorf("groups are left: %v", g.left)
-	}
+	loaded, err := buildGoModule(ctx, quiet, folder, path, "", &parts{})
 	if err != nil {
 		return "", err
 	}
@@ -505,7 +499,7 @@ func TestFailedBuildHasParts(t *testing.T) {
 	source, err := parseGoModule("m.usher.go", []byte(goHead))
 	must(t, err)
 	noFolder := t.TempDir() + "/gone"
-	loaded, err := source.build(t.Context(), newGroups(quiet), t.TempDir(), noFolder, noFolder+"/binary")
+	loaded, err := source.build(t.Context(), quiet, t.TempDir(), noFolder, noFolder+"/binary")
 	check(t, "it failed", err != nil, true)
 	check(t, "it has parts", loaded != nil && !loaded.changed(), true)
 }

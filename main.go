@@ -24,7 +24,7 @@
 //	          limit.go        the table of limits, the counter
 //	          memory.go       the bytes of a request: its body, its answer, what it leads to
 //	          outbox.go       everything sent to a client: plain JSON or an event stream
-//	          proc_unix.go    processes and their groups, locks of files
+//	          proc_unix.go    processes that are alive, owners of folders, locks of files
 //	          files.go        atomic writes and the write token
 //	          era.go          the two eras of MCP and the conversions between them
 //	core      claims.go       claim codes, the file that stores them, principals

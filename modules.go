@@ -66,13 +66,12 @@ type registryConfig struct {
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
 type Registry struct {
 	registryConfig
-	groups  *groups
 	catalog atomic.Pointer[Catalog]
 	started time.Time // after the first scan
 
 	ctx           context.Context // ends with the registry
 	cancel        context.CancelFunc
-	running       sync.WaitGroup // goroutines, and processes of modules
+	running       sync.WaitGroup // goroutines; one of them waits for the end of each process
 	introspecting counter[Kind]  // modules that need no build
 	building      counter[Kind]  // modules whose introspection begins with a build
 
@@ -95,7 +94,6 @@ type Registry struct {
 func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
-		groups:         newGroups(c.Log),
 		introspecting:  counter[Kind]{perKey: maxIntrospections, total: maxIntrospections},
 		building:       counter[Kind]{perKey: max(1, runtime.NumCPU()/2)},
 		modules:        make(map[string]*moduleOwner),
@@ -112,11 +110,11 @@ func newRegistry(c registryConfig) *Registry {
 	return r
 }
 
-// Close ends every process of every module and waits for them.
+// Close ends every process of every module and waits for them. No request may be in progress or begin
+// any longer.
 func (r *Registry) Close() {
 	r.cancel()
 	r.running.Wait()
-	r.groups.Close()
 }
 
 // ---- What requests need
@@ -900,7 +898,7 @@ func (o *moduleOwner) newPool(s source) *pool {
 		config.idle = sessionIdle
 	}
 	if s.Kind == kindShell {
-		config.shell = &shellRunner{s, config.log, r.groups, o.ctx, r.checkApproved}
+		config.shell = &shellRunner{s, config.log, &r.running, o.ctx, r.checkApproved}
 	}
 	p := newPool(o.ctx, config)
 	r.pools.Store(p, true)
@@ -910,12 +908,11 @@ func (o *moduleOwner) newPool(s source) *pool {
 // startProcess starts a process of a version. If none was started, the error's text contains no path.
 func (o *moduleOwner) startProcess(w *Worker) (err error) {
 	defer catch(o.log, &err)
-	r := o.registry
 	p := w.pool
 	l, err := o.launch(p)
 	if err == nil {
 		l.Env = append(slices.Clip(l.Env), insideOf(p.Source))
-		err = w.spawn(l, r.groups)
+		err = w.spawn(l)
 	}
 	if _, isFault := errors.AsType[*fault](err); err != nil && !isFault {
 		return w.fault("can't start: " + errText(err)).
@@ -951,7 +948,7 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 		l = s.Launch
 	case kindGo:
 		folder := filepath.Join(r.CacheDir, "go")
-		loaded, err := buildGoModule(p.ctx, r.groups, folder, s.Source, s.Content, o.loaded.Load())
+		loaded, err := buildGoModule(p.ctx, o.log, folder, s.Source, s.Content, o.loaded.Load())
 		o.loaded.Store(loaded)
 		if err != nil {
 			return launch{}, err

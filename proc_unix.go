@@ -1,7 +1,7 @@
 //go:build linux || darwin
 
-// Processes on Linux and macOS: functions that start a process with a group of its own, and
-// signal the group. process.go decides when to use them.
+// What usher asks of Linux and macOS: whether a process is alive, whose a folder is, locks of files,
+// limits.
 
 package main
 
@@ -11,27 +11,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"strconv"
 	"syscall"
 )
-
-// group is the id of a process that usher has started as the leader of a session and of a
-// process group. A process that changes its group leaves it.
-type group int
-
-// startGroup starts cmd as the leader of a new group, without a terminal.
-func startGroup(cmd *exec.Cmd) (group, error) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return 0, err
-	}
-	return group(cmd.Process.Pid), nil
-}
-
-// signal sends sig to the processes of the group; 0 sends nothing. It reports whether there
-// was one that could get it.
-func (g group) signal(sig syscall.Signal) bool { return syscall.Kill(-int(g), sig) == nil }
 
 // processAlive reports whether a process with this id exists, of any user. A zombie does not
 // count.

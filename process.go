@@ -7,13 +7,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -34,8 +32,8 @@ const (
 // which leads it. The process may end long before its group: a server's helpers, or what a shell
 // function left in the background, keep the group's id from being used again.
 type child struct {
-	group
-	groups  *groups
+	pid     int
+	log     *slog.Logger
 	outputs []*os.File    // stdout and stderr of startPiped, which the reader must close
 	exited  chan struct{} // closed when the process has ended
 	err     error         // of cmd.Wait; constant once exited is closed
@@ -70,12 +68,12 @@ func (c *child) wait(ctx context.Context, grace time.Duration) error {
 func (c *child) signal(sig syscall.Signal) bool {
 	select {
 	case <-c.exited:
-		if processAlive(int(c.group)) { // no id is used again before its group is empty
+		if processAlive(c.pid) { // no id is used again before its group is empty
 			return false
 		}
 	default:
 	}
-	return c.group.signal(sig)
+	return syscall.Kill(-c.pid, sig) == nil
 }
 
 // end sends TERM to what is left of the group, and later KILL. It polls, because no system call waits
@@ -93,45 +91,25 @@ func (c *child) end() {
 		select {
 		case <-c.exited:
 		case <-time.After(killTimeout):
-			c.groups.log.Error("a process can't be killed", "group", c.group)
+			c.log.Error("a process can't be killed", "group", c.pid)
 		}
-		c.groups.mu.Lock()
-		defer c.groups.mu.Unlock()
-		delete(c.groups.left, c)
 	})
 }
 
-// groups starts processes, and ends them when usher ends. Safe for concurrent use.
-type groups struct {
-	log *slog.Logger
-
-	mu     sync.Mutex      // guards the fields below
-	left   map[*child]bool // may have a process
-	closed bool
-}
-
-// newGroups returns groups without a process.
-func newGroups(log *slog.Logger) *groups { return &groups{log: log, left: make(map[*child]bool)} }
-
-// start starts a process with usher's own environment and cmd.Env, except for the secrets of
-// webhooks. If a name occurs twice, the last entry counts. After Close it starts none.
-func (g *groups) start(cmd *exec.Cmd) (*child, error) {
+// startChild starts a process with usher's own environment and cmd.Env, except for the secrets of
+// webhooks. If a name occurs twice, the last entry counts. The process leads a group and a session of
+// its own, so it has no terminal. The caller must end it, in a goroutine that Registry.running counts.
+func startChild(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
 	env := slices.Concat(os.Environ(), cmd.Env, []string{"PWD=" + cmd.Dir})
 	cmd.Env = slices.DeleteFunc(env, func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
 		return isSecretVariable(name)
 	})
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return nil, errors.New("usher is stopping")
-	}
-	id, err := startGroup(cmd)
-	if err != nil {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	c := &child{group: id, groups: g, exited: make(chan struct{})}
-	g.left[c] = true
+	c := &child{pid: cmd.Process.Pid, log: log, exited: make(chan struct{})}
 	go func() { // ends with the process
 		c.err = cmd.Wait()
 		if c.err == exec.ErrWaitDelay { // it succeeded; others keep its pipes open
@@ -143,7 +121,7 @@ func (g *groups) start(cmd *exec.Cmd) (*child, error) {
 }
 
 // startPiped starts a process with pipes for its stdout and stderr.
-func (g *groups) startPiped(cmd *exec.Cmd) (*child, error) {
+func startPiped(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
 	var outputs []*os.File
 	for _, end := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
 		read, write, err := os.Pipe()
@@ -154,7 +132,7 @@ func (g *groups) startPiped(cmd *exec.Cmd) (*child, error) {
 		outputs = append(outputs, read)
 		*end = write
 	}
-	c, err := g.start(cmd)
+	c, err := startChild(log, cmd)
 	if err != nil {
 		for _, f := range outputs {
 			f.Close()
@@ -163,36 +141,6 @@ func (g *groups) startPiped(cmd *exec.Cmd) (*child, error) {
 	}
 	c.outputs = outputs
 	return c, nil
-}
-
-// output runs cmd until it or ctx ends. It returns everything that cmd prints.
-func (g *groups) output(ctx context.Context, cmd *exec.Cmd) (string, error) {
-	var output bytes.Buffer
-	cmd.Stdout = &output
-	cmd.Stderr = &output
-	cmd.WaitDelay = exitTimeout // if a process that left the group keeps the outputs open
-	c, err := g.start(cmd)
-	if err == nil {
-		err = c.wait(ctx, 0)
-		c.end()
-	}
-	if ctx.Err() != nil {
-		return "", err
-	}
-	return output.String(), err
-}
-
-// Close ends all processes that are left.
-func (g *groups) Close() {
-	g.mu.Lock()
-	g.closed = true
-	left := slices.Collect(maps.Keys(g.left))
-	g.mu.Unlock()
-	var ending sync.WaitGroup
-	for _, c := range left {
-		ending.Go(c.end)
-	}
-	ending.Wait()
 }
 
 // processFault returns the fault of a module's process that could not be built or started, or

@@ -6,17 +6,18 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // No process of a daemon that ends stays: no module, function or build. If the daemon is killed, the
@@ -103,41 +104,31 @@ func TestGroupIsNotConfused(t *testing.T) {
 		skip(t, "looks at /proc")
 	}
 	cmd := exec.Command("sleep", "1000")
-	id, err := startGroup(cmd)
-	must(t, err)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	must(t, cmd.Start())
+	pid := cmd.Process.Pid
 	exited := make(chan struct{})
 	close(exited)
-	ended := &child{group: id, exited: exited}
+	ended := &child{pid: pid, exited: exited}
 	check(t, "a group has another's process", ended.signal(syscall.SIGKILL), false)
-	check(t, "the other process is alive", processAlive(int(id)), true)
-	check(t, "it is killed", id.signal(syscall.SIGKILL), true)
-	await(t, "a zombie", func() bool { return !processAlive(int(id)) })
+	check(t, "the other process is alive", processAlive(pid), true)
+	runs := &child{pid: pid, exited: make(chan struct{})}
+	check(t, "it is killed", runs.signal(syscall.SIGKILL), true)
+	await(t, "a zombie", func() bool { return !processAlive(pid) })
 	cmd.Wait()
 	synctest.Test(t, func(t *testing.T) {
-		g := newGroups(quiet)
-		stuck := &child{group: id, groups: g, exited: make(chan struct{})}
+		stuck := &child{pid: pid, log: quiet, exited: make(chan struct{})}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		check(t, "its end", stuck.wait(ctx, 0), context.Canceled)
 	})
 }
 
-// After Close, no process starts.
-func TestNoProcessStartsAfterClose(t *testing.T) {
-	t.Parallel()
-	g := newGroups(quiet)
-	g.Close()
-	_, err := g.start(exec.Command(testBinary(t), "-test.run=^$"))
-	checkContains(t, "the error", fmt.Sprint(err), "usher is stopping")
-}
-
 // usher ends a process that closes its stdin and continues.
 func TestProcessWithoutStdinEnds(t *testing.T) {
 	t.Parallel()
-	g := newGroups(quiet)
-	defer g.Close()
 	w := testWorker(kindExecutable, false, Caller{})
-	must(t, w.spawn(launch{Path: "/bin/sh", Args: []string{"-c", "exec <&-; sleep 600"}}, g))
+	must(t, w.spawn(launch{Path: "/bin/sh", Args: []string{"-c", "exec <&-; sleep 600"}}))
 	await(t, "its end", func() bool {
 		w.send([]byte("{}"))
 		return !w.alive()
@@ -145,33 +136,49 @@ func TestProcessWithoutStdinEnds(t *testing.T) {
 	<-w.done
 }
 
-// usher ends all groups itself, even if there is no guard.
-func TestCloseEndsGroups(t *testing.T) {
-	t.Parallel()
-	g := newGroups(quiet)
-	c, err := g.start(exec.Command("sleep", "600"))
-	must(t, err)
-	g.Close()
-	select {
-	case <-c.exited:
-	default:
-		t.Error("the process has not ended")
-		c.end()
+// Close waits for the end of a function whose call has ended. After Close, no process starts.
+func TestCloseEndsProcesses(t *testing.T) {
+	long(t)
+	need(t, "sh")
+	dir := t.TempDir()
+	write(t, dir+"/m.usher.sh", "trap '' TERM\n# Goes on.\nwaits() { echo $$ >>pids; sleep 600; }\n")
+	r := registryOf(t, registryConfig{Roots: []string{dir}})
+	r.WaitAll(t.Context(), time.Minute, scopeAll())
+	tools := r.View(scopeAll(), nil).Tools
+	check(t, "methods", len(tools), 1)
+	call := func(ctx context.Context) error {
+		_, err := tools[0].Call(ctx, Caller{Principal: everyone}, "tools/call", nil)
+		return err
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- call(ctx) }()
+	var pids []byte
+	await(t, "the function to run", func() bool {
+		pids, _ = os.ReadFile(dir + "/pids")
+		return bytes.HasSuffix(pids, []byte("\n"))
+	})
+	pid, err := strconv.Atoi(strings.TrimSpace(string(pids)))
+	must(t, err)
+	cancel()
+	check(t, "the call", <-ended, context.Canceled)
+	r.Close()
+	check(t, "the function's process is alive", processAlive(pid), false)
+	check(t, "a later call", call(t.Context()), errRetired)
+	check(t, "processes of both calls", readFile(t, dir+"/pids"), string(pids))
 }
 
 // A module's process has ended only when its whole group has.
 func TestProcessEndsWithItsGroup(t *testing.T) {
 	long(t)
 	need(t, "sh")
-	g := newGroups(quiet)
-	defer g.Close()
 	w := testWorker(kindExecutable, false, Caller{})
-	must(t, w.spawn(launch{Path: "/bin/sh", Args: []string{"-c", "trap '' TERM; sleep 600 & exit"}}, g))
+	const script = "trap '' TERM; sleep 600 & echo $! >&2; exit"
+	must(t, w.spawn(launch{Path: "/bin/sh", Args: []string{"-c", script}}))
 	<-w.done
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	check(t, "groups that are left", len(g.left), 0)
+	pid, err := strconv.Atoi(w.stderr.String())
+	must(t, err)
+	await(t, "the end of its background process", func() bool { return !processAlive(pid) }) // KILL was sent
 }
 
 // A program that can't be started leaves no pipe open. The test counts files, so it runs alone.
@@ -180,11 +187,9 @@ func TestFailedStartClosesPipes(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("counts the files in /proc")
 	}
-	g := newGroups(quiet)
-	defer g.Close()
 	before := len(folderNames(t, "/proc/self/fd"))
 	for range 20 {
-		_, err := g.startPiped(exec.Command("/no/such/program"))
+		_, err := startPiped(quiet, exec.Command("/no/such/program"))
 		check(t, "it is missing", errors.Is(err, fs.ErrNotExist), true)
 	}
 	files := len(folderNames(t, "/proc/self/fd")) - before

@@ -175,10 +175,10 @@ func shellResult(output []byte, err error) object {
 // shellRunner runs the functions of a shell module: each call in a process of its own.
 type shellRunner struct {
 	source
-	log    *slog.Logger
-	groups *groups
-	kept   context.Context              // background processes go on until it ends
-	check  func(source) (source, error) // see Registry.checkApproved
+	log     *slog.Logger
+	running *sync.WaitGroup              // counts the processes: see Registry.running
+	kept    context.Context              // background processes go on until it ends
+	check   func(source) (source, error) // see Registry.checkApproved
 }
 
 // request calls the function that params name: see Worker.request. If the call's context ends,
@@ -187,12 +187,12 @@ func (s *shellRunner) request(c *call, _ string, params object) (object, error) 
 	var result object
 	var err error
 	done := make(chan struct{})
-	go func() {
+	s.running.Go(func() {
 		defer close(done)
 		defer c.slot.release()
 		defer catch(s.log, &err)
 		result = shellResult(s.call(c.ctx, params.text("name"), params.get("arguments")))
-	}()
+	})
 	if ended := waitFor(c.ctx, done); ended != nil {
 		return nil, ended
 	}
@@ -249,7 +249,7 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	cmd.Env = []string{insideOf(s.Source)}
 	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
 	cmd.Stdin = bytes.NewReader(input)
-	c, err := s.groups.startPiped(cmd)
+	c, err := startPiped(s.log, cmd)
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %s", script.shell, errText(err))
 	}
@@ -271,7 +271,7 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	})
 	err = c.wait(ctx, 0)
 	read.Wait()
-	go s.keep(c)
+	s.running.Go(func() { s.keep(c) })
 	switch {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)

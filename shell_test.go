@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -73,16 +74,16 @@ func TestShellFunctions(t *testing.T) {
 // The call of a function has released its slot when it is answered.
 func TestShellCallReleasesItsSlot(t *testing.T) {
 	t.Parallel()
-	g := newGroups(quiet)
-	defer g.Close()
+	var processes sync.WaitGroup
+	defer processes.Wait()
 	path := t.TempDir() + "/m.usher.sh"
 	write(t, path, "# Does nothing.\nf() { :; }\n")
 	runner := &shellRunner{
-		source: source{Name: "m", Kind: kindShell, Source: path},
-		log:    quiet,
-		groups: g,
-		kept:   t.Context(),
-		check:  func(s source) (source, error) { return s, nil },
+		source:  source{Name: "m", Kind: kindShell, Source: path},
+		log:     quiet,
+		running: &processes,
+		kept:    t.Context(),
+		check:   func(s source) (source, error) { return s, nil },
 	}
 	running := counter[*Principal]{perKey: 1}
 	c := newCall(t.Context(), Caller{})

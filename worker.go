@@ -262,7 +262,7 @@ func (w *Worker) fault(reason string) *fault { return processFault(w.pool.Name, 
 // spawn starts the process, and the goroutines that serve it until it ends. When w.ctx
 // ends, the process is ended in the order of the MCP specification for stdio: stdin is
 // closed, then TERM, then KILL (basic/lifecycle, "Shutdown").
-func (w *Worker) spawn(l launch, g *groups) error {
+func (w *Worker) spawn(l launch) error {
 	cmd := exec.Command(l.Path, l.Args...)
 	cmd.Dir = l.Dir
 	cmd.Env = l.Env
@@ -270,7 +270,7 @@ func (w *Worker) spawn(l launch, g *groups) error {
 	if err != nil {
 		return err
 	}
-	c, err := g.startPiped(cmd)
+	c, err := startPiped(w.log, cmd)
 	if err != nil {
 		return err
 	}
@@ -278,7 +278,7 @@ func (w *Worker) spawn(l launch, g *groups) error {
 	readers.Go(func() { w.readStdout(c.outputs[0]) })
 	readers.Go(func() { eachLine(c.outputs[1], w.remember) })
 	w.running.Go(func() { w.writeStdin(stdin) })
-	go func() {
+	w.pool.running.Go(func() {
 		err := c.wait(w.ctx, stdinTimeout) // writeStdin closes stdin
 		w.stop(nil)
 		w.running.Go(c.end)
@@ -288,7 +288,7 @@ func (w *Worker) spawn(l launch, g *groups) error {
 		}
 		stdin.Close() // else writeStdin may wait forever for a process that can't be killed
 		w.finish(cmp.Or(err, errors.New("exit status 0")).Error())
-	}()
+	})
 	return nil
 }
 

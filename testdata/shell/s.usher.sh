@@ -34,8 +34,8 @@ noise() { printf '\377\376{"jsonrpc":"2.0","id":1}'; }
 # Floods.
 flood() { head -c 100000000 /dev/zero | tr '\0' x; }
 
-# Leaves a process behind, which keeps stdin open.
-forks() { sleep 999 <&0 & echo done; }
+# Leaves a process behind, which keeps stdin open and does not listen.
+forks() { trap '' TERM; sleep 999 <&0 & echo done; }
 
 # Takes all memory, but for a limit.
 hog() { ulimit -v 50000; x=xxxxxxxx; while :; do x=$x$x; done; }
