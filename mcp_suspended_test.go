@@ -267,6 +267,30 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 	})
 }
 
+// While the claims can't be read, a waiting call is refused when its turn comes, and a stream ends
+// when its claim would have expired.
+func TestUnreadableClaimsRefuseWaitingCalls(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		c := b.openScoped(newCode(t, b.base, "/w"))
+		for range maxRunningOf {
+			b.begin(c.Asking("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`))
+		}
+		synctest.Wait()
+		waiting := b.begin(c.Asking("tools/call", `{"name":"m_wait","arguments":{"seconds":0}}`))
+		stream := b.begin(c.GetRequest())
+		stream.got()
+		synctest.Wait()
+		write(t, b.base+"/.data/claims.json", "[")
+		pass(59 * time.Second)
+		check(t, "the stream has ended meanwhile", stream.ended(), false)
+		pass(2 * time.Second)
+		_, text := waiting.got()
+		checkContains(t, "the waiting call", text, "so the call was not made")
+		pass(time.Hour)
+		check(t, "the stream has ended at the expiry", stream.ended(), true)
+	})
+}
+
 // A principal has at most maxSuspended suspended calls. They release their slots of the
 // module.
 func TestSuspendedCallsAreBounded(t *testing.T) {

@@ -68,6 +68,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv("GORACE") == "" {
 		os.Setenv("GORACE", "atexit_sleep_ms=0")
 	}
+	// With this variable, Python would write no bytecode next to modules even if usher let it.
+	os.Unsetenv("PYTHONDONTWRITEBYTECODE")
 	// Go modules are built a quarter faster without information for debuggers.
 	if os.Getenv("GOFLAGS") == "" {
 		os.Setenv("GOFLAGS", "-ldflags=-w -gcflags=-dwarf=false")
