@@ -138,8 +138,15 @@ func newView(c *Catalog, key viewKey) *View {
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
 	}
+	// A module by a link goes on with the file that the link led to while the new one can't be hosted.
+	// By then, that file may be a module of its own: it has the names alone.
+	files := make(map[string]bool)
+	for _, m := range c.modules {
+		files[m.Name+" "+m.Path] = true
+	}
 	inside := slices.DeleteFunc(slices.Clone(c.modules), func(m *Module) bool {
-		return m.Name == "" || !scope.Contains(m.Source) || scope.hides(m)
+		isDouble := m.Path != m.Source && files[m.Name+" "+m.Source]
+		return m.Name == "" || isDouble || !scope.Contains(m.Source) || scope.hides(m)
 	})
 	for i, label := range labels(inside, scope) {
 		m := inside[i]
