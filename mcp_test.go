@@ -95,6 +95,7 @@ func TestLookalikesAreDropped(t *testing.T) {
 		`{"name":"a_echo","arguments":{"_webhook":{},"x":9},"arguments":{"x":1}}`,
 		`{"name":"a_echo","arguments":{"x":1},"ARGUMENT\u017f":{"_webhook":{}}}`,
 		`{"name":"a_echo","arguments":{"x":1,"_webhooK":{},"_Webhook":{}}}`,
+		`{"name":"a_echo","arguments":{"x":1,"__proto__":{"_webhook":{}}}}`,
 		`{"name":"a_fail","name":"a_echo","Name":"fail","NAME":"fail","nam\u0065":"a_echo"}`,
 		`{"name":"a_echo","_meta":{},"_Meta":{"progressToken":9}}`,
 		`{"name":"a_echo","_meta":{"progressToken":9,"ProgressToken":9,"usher/call":9,` +

@@ -765,10 +765,12 @@ func jsonType(value json.RawMessage) string {
 }
 
 // withoutWebhook removes webhookParam, in upper or lower case, from the arguments of a
-// client: a decoder that ignores case would mistake it for usher's own parameter. It reuses
-// the memory of list.
+// client: a decoder that ignores case would mistake it for usher's own parameter. It also removes
+// __proto__, from which a copy in JavaScript inherits. It reuses the memory of list.
 func withoutWebhook(list object) object {
-	return slices.DeleteFunc(list, func(f member) bool { return strings.EqualFold(f.key, webhookParam) })
+	return slices.DeleteFunc(list, func(f member) bool {
+		return strings.EqualFold(f.key, webhookParam) || f.key == "__proto__"
+	})
 }
 
 // ---- Results
