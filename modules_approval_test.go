@@ -286,8 +286,20 @@ func TestApprovalIsForOneKind(t *testing.T) {
 	check(t, "approved modules", approveAll(t, data, dir), 1)
 	check(t, "the file is refused", refusedModules(t, data, dir), nil)
 	must(t, errors.Join(os.Mkdir(dir+"/b", 0o755),
-		os.Symlink("../z/a.usher.sh", dir+"/b/a.usher")))
-	check(t, "the link is refused", refusedModules(t, data, dir), []string{"a"})
+		os.Symlink("../z/a.usher.sh", dir+"/b/c.usher")))
+	check(t, "the link is refused", refusedModules(t, data, dir), []string{"c"})
+}
+
+// A link can't take the place of the module that it leads to.
+func TestLinkLeavesItsTargetAlone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir+"/z/a.usher.sh", "#!/bin/sh\n# Says it.\nsay() { :; }\n")
+	must(t, errors.Join(os.Mkdir(dir+"/b", 0o755),
+		os.Symlink("../z/a.usher.sh", dir+"/b/a.usher.sh"),
+		os.Symlink("../z/a.usher.sh", dir+"/b/a.usher.py")))
+	check(t, "modules", sortedKeys(scanFolders([]string{dir}).sources),
+		[]string{dir + "/z/a.usher.sh#a"})
 }
 
 // A module that comes later is hosted with -watch, which is the default without

@@ -115,17 +115,19 @@ func TestSharedNamesAreNobodys(t *testing.T) {
 	check(t, "d/handleX is a webhook of one", hook != nil || len(claimants) != 1, false)
 }
 
-// A module by a link that goes on with an old file has no names beside the module of that file.
+// A module by a link that goes on with an old file has no names beside another link to that file.
 func TestOldFileOfALinkHasNoNames(t *testing.T) {
-	file, link := module(t, "/w/b/x.usher:x f"), module(t, "/w/b/x.usher:x f")
-	file.Path = "/w/b/x.usher"
-	link.Path = "/w/a/x.usher"
-	view := newCatalog([]*Module{link, file}).View(scopeAll(), nil)
-	check(t, "names", viewNames(view), []string{"x_f"})
-	check(t, "its module is that of the file", view.Tools[0].Module == file, true)
-	link.Source = "/w/a/x.usher"
-	view = newCatalog([]*Module{link, file}).View(scopeAll(), nil)
-	check(t, "names of two files", viewNames(view), []string{"a-x_f", "b-x_f"})
+	old, link := module(t, "/x.usher:x f"), module(t, "/x.usher:x f")
+	old.Path = "/w/a/x.usher"
+	link.Path = "/w/b/x.usher"
+	for _, old.Err = range []error{errUnapproved, nil} {
+		old.Pending = old.Err == nil
+		for _, modules := range [][]*Module{{old, link}, {link, old}} {
+			view := newCatalog(modules).View(scopeAll(), nil)
+			check(t, "names", viewNames(view), []string{"x_f"})
+			check(t, "its module is that of the link", view.Tools[0].Module == link, true)
+		}
+	}
 }
 
 // Names contain no folder above the scope.

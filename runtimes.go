@@ -417,8 +417,15 @@ type scan struct {
 	targets    map[string]bool   // of sources: their files, symlinks resolved, with their names
 	files      map[string]string // the versions of the files, by source.Path
 	unreadable []string          // paths of files and folders
-	root       string            // the hosted DIR that is being searched
-	served     []string          // the hosted DIRs, up to which folders can have a virtual environment
+	links      []foundLink
+	root       string   // the hosted DIR that is being searched
+	served     []string // the hosted DIRs, up to which folders can have a virtual environment
+}
+
+// foundLink is a link with the name of a module, below a hosted DIR.
+type foundLink struct {
+	root, path, name string
+	kind             Kind
 }
 
 // newScan returns a scan that has found nothing.
@@ -443,6 +450,11 @@ func scanFolders(roots []string, served ...string) *scan {
 			s.folder(root)
 		}
 	}
+	// A file is one module, and that by its own path, if it has one: a link must not take its place.
+	for _, link := range s.links {
+		s.root = link.root
+		s.file(link.path, link.name, link.kind)
+	}
 	return s
 }
 
@@ -462,6 +474,8 @@ func (s *scan) folder(path string) {
 			if !unsearched.MatchString(name + "/") {
 				s.folder(at)
 			}
+		case isModule && entry.Type() == fs.ModeSymlink:
+			s.links = append(s.links, foundLink{s.root, at, module, kind})
 		case isModule:
 			s.file(at, module, kind)
 		}

@@ -138,15 +138,18 @@ func newView(c *Catalog, key viewKey) *View {
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
 	}
-	// A module by a link goes on with the file that the link led to while the new one can't be hosted.
-	// By then, that file may be a module of its own: it has the names alone.
-	files := make(map[string]bool)
+	// While a link's new file can't be hosted, its module goes on with the old file. If another link
+	// leads there by now, the module of that one has the names alone.
+	ofFile := make(map[string]*Module)
 	for _, m := range c.modules {
-		files[m.Name+" "+m.Path] = true
+		key := m.Source + "#" + m.Name
+		if other := ofFile[key]; other == nil || other.Pending || other.Err != nil {
+			ofFile[key] = m
+		}
 	}
 	inside := slices.DeleteFunc(slices.Clone(c.modules), func(m *Module) bool {
-		isDouble := m.Path != m.Source && files[m.Name+" "+m.Source]
-		return m.Name == "" || isDouble || !scope.Contains(m.Source) || scope.hides(m)
+		isOld := ofFile[m.Source+"#"+m.Name] != m
+		return m.Name == "" || isOld || !scope.Contains(m.Source) || scope.hides(m)
 	})
 	for i, label := range labels(inside, scope) {
 		m := inside[i]
