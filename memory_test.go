@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"cmp"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -161,6 +162,19 @@ func TestNothingKeepsAMessage(t *testing.T) {
 			req.Body = io.NopCloser(strings.NewReader(junk))
 			req.ContentLength = int64(len(junk))
 			askState(b.T, b.Do(req), 1)
+		},
+		"an ask": func(b *bubble) {
+			if b.process == nil {
+				c := b.open(protocols[0])
+				b.begin(c.GetRequest())
+				c.Call("m_wait", "")
+			}
+			msg, err := parseMessage([]byte(`{"jsonrpc":"2.0","id":"` + rand.Text() + `",` +
+				`"method":"elicitation/create","junk":"` + spaces + `",` +
+				`"params":{"message":"x","requestedSchema":{"type":"object","properties":{}}}}`))
+			must(b.T, err)
+			b.process.handle(msg)
+			b.hears()
 		},
 	} {
 		runInBubble(t, name, func(t *testing.T, b *bubble) {

@@ -1009,7 +1009,9 @@ func (w *Worker) newAsk(msg *Message) (*clientRequest, error) {
 	if open >= maxAsks {
 		return nil, rpcErrorf(codeInternal, "too many open requests to clients (limit %d)", maxAsks)
 	}
-	a := &clientRequest{Message: msg, caller: caller, call: c, done: make(chan struct{})}
+	kept := &Message{ID: slices.Clone(msg.ID), Method: msg.Method, Params: members(msg.Params.encode())}
+	// kept is a copy: parts of the line would keep all of it in memory until the client answers.
+	a := &clientRequest{Message: kept, caller: caller, call: c, done: make(chan struct{})}
 	if c != nil {
 		c.slot.free(slotPaused)
 	}
