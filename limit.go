@@ -47,6 +47,9 @@ const (
 	// schema.go: the check of one call's arguments.
 	maxCheckDepth = 10_000 // nested schemas: more could overflow the stack, which ends the daemon
 
+	// schema.go: one definition of a server.
+	maxSchemaDepth = 100 // nested values; what is nested deeper is dropped
+
 	// process.go: calls of shell modules.
 	maxShellOutput = 4 << 20 // bytes of one call's result
 

@@ -921,30 +921,35 @@ func fits(root, s *schema, value json.RawMessage) bool {
 // which clients would refuse the whole list, and says what it has lost. It returns nil if the
 // definition is of no use then.
 func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, problem string) {
-	item = completeSchema(item, "", nil)
+	item = completeSchema(item, "", nil, maxSchemaDepth)
 	c := argumentCheck{root: mcpSchema, left: 16*len(item) + 1<<16, repairs: true}
 	wrong := c.value(c.root.Defs[key], &item)
 	if wrong != nil {
 		c.drop(wrong)
 		return nil, " is left out" + c.lost
 	}
-	return completeSchema(members(item).without("execution").encode(), "", nil), c.lost
+	item = members(item).without("execution").encode()
+	return completeSchema(item, "", nil, maxSchemaDepth), c.lost
 }
 
 // completeSchema returns a JSON Schema that means the same, in which each schema of a property is an
 // object, and each schema of an array has items: some clients refuse anything else. A $ref that
-// does not lead into root, the whole schema, becomes null, so that it is dropped. key is that of value.
-func completeSchema(value json.RawMessage, key string, root object) json.RawMessage {
+// does not lead into root, the whole schema, becomes null, so that it is dropped; so does what is nested
+// deeper than depth. key is that of value.
+func completeSchema(value json.RawMessage, key string, root object, depth int) json.RawMessage {
+	if depth == 0 { // the time to copy a value would be its size times its depth
+		return json.RawMessage("null")
+	}
 	list := items(value)
 	fields := members(value)
 	if root == nil && strings.HasSuffix(key, "Schema") {
 		root = fields
 	}
 	for i, item := range list {
-		list[i] = completeSchema(item, "", root)
+		list[i] = completeSchema(item, "", root, depth-1)
 	}
 	for i, f := range fields {
-		fields[i].value = completeSchema(f.value, f.key, root)
+		fields[i].value = completeSchema(f.value, f.key, root, depth-1)
 		ref, _ := unquote(f.value)
 		steps := strings.Split(ref, "/")
 		switch {

@@ -173,6 +173,20 @@ func TestDefinitionsKeepWhatMCPAllows(t *testing.T) {
 	}
 }
 
+// A definition that is nested deeply takes no longer than a flat one: its depths are dropped, with a note.
+func TestDeepDefinitionsEnd(t *testing.T) {
+	const deep = 3000
+	schema := `{"type":"object","properties":{"a":`
+	tool := `{"name":"x","inputSchema":` + strings.Repeat(schema, deep) + `{}` + strings.Repeat("}}", deep) + `}`
+	var got json.RawMessage
+	var lost string
+	allocations := testing.AllocsPerRun(1, func() { got, lost = cleanDefinition("tools", json.RawMessage(tool)) })
+	check(t, "it takes many allocations", allocations > 100*deep, false)
+	depth := strings.Count(string(got), `"properties"`)
+	check(t, "the levels that are left are few", depth > 1 && depth < maxSchemaDepth, true)
+	checkContains(t, "the note", lost, "properties.a.type")
+}
+
 // Pages end when a cursor repeats, or when three in a row bring nothing new. What came stays, also if
 // a later page fails.
 func TestPagesEnd(t *testing.T) {
