@@ -236,20 +236,16 @@ func (r *reservation) Write(part []byte) (int, error) { return len(part), r.grow
 
 // write writes a complete answer, which must count already unless it is short. kind is its
 // content type, "" for none.
-func (r *reservation) write(status int, kind string, parts ...[]byte) {
+func (r *reservation) write(status int, kind string, body []byte) {
 	h := r.w.Header()
 	if kind != "" {
 		h.Set("Content-Type", kind)
 	}
 	if status != http.StatusNoContent && status != http.StatusNotModified {
-		size := 0
-		for _, part := range parts {
-			size += len(part)
-		}
-		h.Set("Content-Length", strconv.Itoa(size)) // else net/http sends chunks
+		h.Set("Content-Length", strconv.Itoa(len(body))) // else net/http sends chunks
 	}
 	r.w.WriteHeader(status)
-	_ = r.writeParts(parts...) // an error means that the client has gone
+	_ = r.writeParts(body) // an error means that the client has gone
 }
 
 // writeJSON is write for JSON, to which it appends a newline.

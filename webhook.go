@@ -613,7 +613,7 @@ func (a *webhookAnswer) write(x *reservation) error {
 		body = nil
 	}
 	if x.grow(len(body)+len(marshal(a.Headers))) != nil {
-		x.write(a.Status, "")
+		x.write(a.Status, "", nil)
 		return errNoRoom
 	}
 	if len(body) > 0 {
