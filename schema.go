@@ -342,10 +342,10 @@ func (t *docTags) apply(effect, text string) *string {
 
 // paramTag matches the text after @param: an optional {type}, which may contain braces; the
 // name, in brackets and with its default if the parameter is optional; an optional dash;
-// the text. A name such as $1 is none: clients may refuse it.
+// the text. A name such as $1 or a* is none: clients may refuse it.
 var paramTag = regexp.MustCompile(`^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?` +
-	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|(\$?[^\s{\[$@\d-]\S*))` +
-	`\s*(?:- )?(.*)$`)
+	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|(\$?[_\pL][$.\w\pL[\]-]*):?)` +
+	`\s*(?:- *)?(.*)$`)
 
 // shdocParam matches a parameter as shdoc writes it: $1 string text.
 var shdocParam = regexp.MustCompile(`^\$(\d+)\s+(\S+)`)
@@ -358,8 +358,8 @@ func parseParam(tag string) (paramDoc, bool) {
 	}
 	d := paramDoc{
 		kind:     parts[1],
-		name:     strings.TrimSuffix(parts[2]+parts[4], ":"),
-		text:     strings.TrimSpace(parts[5]),
+		name:     parts[2] + parts[4],
+		text:     parts[5],
 		optional: parts[2] != "",
 	}
 	fallback := strings.TrimSpace(parts[3])

@@ -27,7 +27,6 @@ import (
 
 // shellScript is the script of a shell module.
 type shellScript struct {
-	path    string   // absolute
 	shell   string   // the program
 	options []string // of the shell, from the script's first line
 	about   string
@@ -39,9 +38,11 @@ type shellScript struct {
 var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
-	// shellComment matches a comment, with the name of a function below it and the blank lines between.
+	// shellComment matches a comment, the blank lines below it, the name of a function, and what comes
+	// before $1 in the function's first lines.
 	shellComment = regexp.MustCompile(`^((?:#.*\n?)+)(\s*\n)?` +
-		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{))?`)
+		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{)` +
+		`((?:[^'\n]|\n[^\n#})]|'[^']*')*?\$\{?1)?)?`)
 	shellMargin = regexp.MustCompile(`(?m)^#+ ?`)
 )
 
@@ -59,14 +60,14 @@ func readScript(path string) (*shellScript, error) {
 	if strings.Contains(text, "\r\n") {
 		return nil, errors.New(`its lines end with \r\n: end them with \n`)
 	}
-	s := &shellScript{path: path, shell: "sh", functions: make(map[string]string)}
-	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
+	s := &shellScript{shell: "sh", functions: make(map[string]string)}
+	if first, rest, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
 		m := shellLine.FindStringSubmatch(first)
 		if m == nil {
 			return nil, fmt.Errorf("line 1: %q: want sh, bash, dash, ksh or zsh", first)
 		}
 		s.shell = m[1]
-		text = strings.TrimPrefix(text, first)
+		text = rest
 		s.options = strings.Fields(m[2])
 	}
 	text = "\n" + text
@@ -75,6 +76,9 @@ func readScript(path string) (*shellScript, error) {
 		text = text[at+len(m[1]):]
 		doc := shellMargin.ReplaceAllString(m[1], "")
 		tags := parseDoc(doc, kindShell)
+		if m[4] != "" && tags.params == nil {
+			doc += "\n@param $1" // which is reported
+		}
 		switch {
 		case m[3] != "" && (m[2] == "" || tags.params != nil || tags.returns != ""):
 			name := shellMethod(m[3])
@@ -90,15 +94,15 @@ func readScript(path string) (*shellScript, error) {
 	return s, nil
 }
 
-// listFunctions returns the arguments of the shell to print which names are functions after
+// listFunctions returns a program that prints which names are functions after
 // the shell has checked the script's syntax and run the script. Reserved words, for example, and
 // text in a here-document are none.
-func (s *shellScript) listFunctions() []string {
-	program := shellShim + s.shell + ` -n "$0" && . "$0" >&2 && usher_list`
+func (s *shellScript) listFunctions() string {
+	program := s.shell + ` -n "$0" || exit; . "$usher_file" >&2 || :; usher_list`
 	for _, f := range s.docs {
 		program += " " + s.functions[f.key]
 	}
-	return []string{"-c", program, s.path}
+	return program
 }
 
 // manifest returns what the module offers, if these names are functions.
@@ -127,29 +131,24 @@ func (s *shellScript) manifest(functions []string) *manifest {
 //go:embed runtimes/shim.sh
 var shellShim string
 
-// commandLine returns the arguments of the shell for a call of a function.
-func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]string, error) {
-	function := s.functions[name]
-	if function == "" {
-		return nil, fmt.Errorf("no method %q", name)
-	}
+// callOf returns a program that calls the function of a method, and the program's arguments.
+func (s *shellScript) callOf(name string, arguments json.RawMessage) (program string, values []string) {
 	// $0 is the script, so that a module can find files beside it. The script sees none of the
 	// values as its own arguments: many scripts end in "$@". The script may define the function
 	// in some calls only.
 	var stored, passed string
-	args := []string{"-c", "", s.path}
 	for i, p := range parseDoc(s.docs.text(name), kindShell).params {
 		value := members(arguments).get(p.name)
 		text, ok := unquote(value)
 		if !ok { // other values are JSON, and omitted ones ""
 			text = strings.TrimPrefix(string(value), "null")
 		}
-		args = append(args, text) // $1, $2, … as documented
+		values = append(values, text) // $1, $2, … as documented
 		stored += fmt.Sprintf("usher_%d=${%[1]d}; ", i+1)
 		passed += fmt.Sprintf(` "$usher_%d"`, i+1)
 	}
-	args[1] = shellShim + stored + `set --; . "$0" && usher_call ` + function + passed
-	return args, nil
+	function := quote(s.functions[name]) // "" if the script has changed
+	return stored + `set --; . "$usher_file" || :; usher_call ` + string(function) + passed, values
 }
 
 // shellResult returns the result of a call of a function: its output, as an object or as content
@@ -205,11 +204,8 @@ func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawM
 	if err != nil {
 		return nil, err
 	}
-	args, err := script.commandLine(name, arguments)
-	if err != nil {
-		return nil, err
-	}
-	return s.run(ctx, script, arguments, args)
+	program, values := script.callOf(name, arguments)
+	return s.run(ctx, script, arguments, program, values...)
 }
 
 // introspect returns what the module offers.
@@ -236,15 +232,16 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 	return nil, processFault(s.Name, "can't be read", err.Error())
 }
 
-// run runs the shell until it ends, unless the script has lost its approval, and returns its
+// run runs a program of the shell until it ends, unless the script has lost its approval, and returns its
 // output. If the shell fails, the error is the last lines of stderr. When ctx ends, run ends
 // the shell and everything that it started; otherwise, background processes go on.
 func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte,
-	args []string) (output []byte, err error) {
+	program string, values ...string) (output []byte, err error) {
 	if _, err := s.check(s.source); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(script.shell, slices.Concat(script.options, args)...)
+	args := slices.Concat(script.options, []string{"-c", shellShim + program, s.Source}, values)
+	cmd := exec.Command(script.shell, args...)
 	cmd.Dir = filepath.Dir(s.Source)
 	cmd.Env = []string{insideOf(s.Source)}
 	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open

@@ -179,7 +179,8 @@ func TestShellNames(t *testing.T) {
 }
 
 // Functions have any form that shells accept, and output that is not UTF-8 is bytes. :: and . in their
-// names become _, and two that become one name are no method. A comment with a @param may be apart.
+// names become _, and two that become one name are no method. A comment with a @param may be apart. An
+// argument without a @param is reported. The script is no command: its main function does not run.
 func TestShellLibrary(t *testing.T) {
 	long(t)
 	need(t, "bash")
@@ -196,8 +197,9 @@ func TestShellLibrary(t *testing.T) {
 	}
 	checkContains(t, "usher modules", out, "    library_text_join_all(arg1: string, arg2: string)\n",
 		"    library_apart(word: string)\n        Is apart.\n", "    library_bare\n",
-		"note: a_b: bash can't call a function of this name, or has two: rename it\n")
-	checkOmits(t, "usher modules", out, "library_a_b", "library_without_comment", "gone")
+		"note: a_b: bash can't call a function of this name, or has two: rename it\n",
+		"note: undescribed: @param $1: want {type} name text\n")
+	checkOmits(t, "usher modules", out, "library_a_b", "library_without_comment", "gone", "note: column")
 	for _, tt := range []struct{ method, arguments, want string }{
 		{"say_hello", `{"name":"a b","times":2}`, "[a b][2]\n"},
 		{"say_hello", `{"name":"a","times":"b"}`, `parameter "times": want integer`},

@@ -1,5 +1,9 @@
 # The functions that usher runs beside those of a shell module.
 
+# usher_file is a path of the script that differs from $0. So a script that compares its path with
+# $0, to run its main function only as a command, does not run it here.
+usher_file=${0%/*}/./${0##*/}
+
 # usher_is succeeds if the shell reports a name as a function. With LC_ALL=C, the report is in
 # English. The commands that run their arguments are none: some shells prefer them to a function
 # of the same name.

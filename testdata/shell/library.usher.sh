@@ -63,3 +63,19 @@ picture() { printf '\x89PNG\r\n\x1a\n'; }
 
 # Prints what is no UTF-8.
 latin() { printf 'caf\xe9'; }
+
+# Uses an argument that it does not describe.
+undescribed() {
+	local name=$1
+}
+
+# Prints the first column.
+column() { awk '{ print $1 }'; }
+
+main() {
+	echo "main ran"
+	exit 3
+}
+
+# A library runs main only as a command.
+[[ ${BASH_SOURCE[0]} == "$0" ]] && main "$@"
