@@ -190,5 +190,5 @@ var (
 	// replaced it or it can't run any longer. The call was not made: look the module up again.
 	errRetired = errors.New("the module was reloaded")
 	// errUnapproved reports that the module's content needs an approval and has none.
-	errUnapproved = errors.New("not approved: read it, then run usher approve")
+	errUnapproved = errors.New("not approved: the owner must read it, then run usher approve")
 )

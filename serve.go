@@ -204,9 +204,10 @@ func (f *serveFlags) exposure() string {
 func (f *serveFlags) whoSendsWebhooks() string {
 	var text strings.Builder
 	writeText(&text, "webhooks", map[string]any{
-		"Secret":     f.webhooks.secret != "",
+		"Secret":     f.webhooks.secret,
 		"Signatures": f.webhooks.acceptSignatures,
-		"Open":       f.webhooks.open || f.webhooks.local,
+		"Open":       f.webhooks.open,
+		"Local":      f.webhooks.local,
 		"Why":        cmp.Or(f.exposure(), "-require-claim"),
 	})
 	return text.String()

@@ -490,31 +490,33 @@ func TestWebhookExposure(t *testing.T) {
 	long(t)
 	for _, row := range []struct {
 		flags  string
-		secret bool
+		secret string
 		code   int
 		said   string
 	}{
-		{"", false, 0, webhookSecretVar + " is not set"},
-		{"-require-claim", false, 0, "Webhooks are off"},
-		{"", true, 0, secretHeader},
-		{"-accept-signatures", true, 0, "verified signature"},
-		{"-addr localhost:0", false, 0, ""},
-		{"-allow-host x.localhost", false, 0, ""},
-		{"-addr 0.0.0.0:0", false, 2, "-require-claim"},
-		{"-addr :0", false, 2, "-open"},
-		{"-addr 0.0.0.0:0 -require-claim", false, 0, "Webhooks are off"},
-		{"-addr 0.0.0.0:0 -open", false, 0, "Webhooks are off"},
-		{"-addr 0.0.0.0:0 -open-webhooks", false, 2, "-require-claim"},
-		{"-addr 0.0.0.0:0 -require-claim", true, 0, ""},
-		{"-addr 0.0.0.0:0 -open -open-webhooks", false, 0, "need no secret"},
-		{"-allow-host usher.example -open", false, 0, webhookSecretVar},
-		{"-webhook-timeout 0", false, 2, "-webhook-timeout"},
+		{"", "", 0, webhookSecretVar + " is not set"},
+		{"-require-claim", "", 0, "Webhooks are off"},
+		{"", testSecret, 0, secretHeader},
+		{"", `"` + testSecret + `"`, 0, "the quotes around " + webhookSecretVar + " count"},
+		{"-accept-signatures", "'" + testSecret, 0, "verified signature; the quotes around"},
+		{"-accept-signatures", testSecret, 0, "verified signature"},
+		{"-addr localhost:0", "", 0, ""},
+		{"-allow-host x.localhost", "", 0, ""},
+		{"-addr 0.0.0.0:0", "", 2, "-require-claim"},
+		{"-addr :0", "", 2, "-open"},
+		{"-addr 0.0.0.0:0 -require-claim", "", 0, "Webhooks are off"},
+		{"-addr 0.0.0.0:0 -open", "", 0, "Webhooks are off"},
+		{"-addr 0.0.0.0:0 -open-webhooks", "", 2, "-require-claim"},
+		{"-addr 0.0.0.0:0 -require-claim", testSecret, 0, ""},
+		{"-addr 0.0.0.0:0 -open -open-webhooks", "", 0, "need no secret from anybody"},
+		{"-allow-host usher.example -open", "", 0, webhookSecretVar},
+		{"-webhook-timeout 0", "", 2, "-webhook-timeout"},
 	} {
-		t.Run(fmt.Sprintf("%s, secret %v", row.flags, row.secret), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, secret %q", row.flags, row.secret), func(t *testing.T) {
 			t.Parallel()
 			env := map[string]string{}
-			if row.secret {
-				env = guarded
+			if row.secret != "" {
+				env[webhookSecretVar] = row.secret
 			}
 			d := daemonOptions{env: env}.launch(t, t.TempDir(), strings.Fields(row.flags)...)
 			d.awaitReady(t)
