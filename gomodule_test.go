@@ -245,7 +245,8 @@ func TestGoModuleBuildErrors(t *testing.T) {
 				"to add it: go get example.com/tree/none"},
 		"no module": {"", "import \"example.com/none\"\n",
 			"a.usher.go:5:8: no required module provides package example.com/none: go.mod file not " +
-				"found in current directory or any parent directory; run go mod init NAME and go get PACKAGE"},
+				"found in current directory or any parent directory; run go mod init NAME and go get " +
+				"PACKAGE"},
 		"imported": {goMod, "import _ \"example.com/tree/bad\"\n", "bad/bad.go:3:9: undefined: x\n"},
 		"toolchain": {"module example.com/tree\n\ngo 1.999\n", "",
 			"go: go.mod requires go >= 1.999 (running "},
