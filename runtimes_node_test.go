@@ -236,6 +236,43 @@ func TestNodeTypeScript(t *testing.T) {
 		":2: SyntaxError: Identifier 'a' has already been declared")
 }
 
+// What a function takes out of an object is a parameter, even if usher knows only a part of the object's
+// type. A function in a public field of the class is noted.
+func TestNodeTypesInPart(t *testing.T) {
+	long(t)
+	nodeTestTyped(t)
+	dir := t.TempDir()
+	write(t, dir+"/a.usher.ts", `
+import type { Base } from './base.ts'
+type Item = { name: string }
+interface More extends Base { more: string }
+export const add = ({ name, n = 3 }: Pick<Item, 'name'> & { n?: number }) => [name, n]
+export const extend = ({ id, more }: More) => [id, more]
+export const whole = (item: Partial<More> & { n: number }) => item
+`)
+	write(t, dir+"/b.usher.ts", `
+export default class Box {
+  private inner = async () => 1
+  protected readonly own: (x: number) => number = x => x
+  _hidden = () => 1
+  public later = async (name: string) => name
+  size = 5
+  put(privateNote: string) { return privateNote }
+}
+`)
+	out := modulesOf(t, dir)
+	const unknown = " may be any value, because usher does not know the type "
+	checkContains(t, "usher modules", out,
+		"a_add(n?: number, name?: any)\n", "a_extend(more: string, id?: any)\n",
+		"note: add: it"+unknown+"Pick\n", "note: extend: it"+unknown+"Base\n",
+		"note: whole: item"+unknown+"Base\n",
+		"b_put(privateNote: string)\n", "note: later is not offered: write it as a method\n")
+	checkOmits(t, "usher modules", out, "inner", "own", "_hidden", "size")
+	p := startFile(t, dir+"/a.usher.ts")
+	check(t, "a call", p.Call("add", `{"name":"x"}`), shownText(`["x",3]`))
+	p.End()
+}
+
 // A .js file has the module system that Node gives it.
 func TestNodeModuleSystems(t *testing.T) {
 	long(t)

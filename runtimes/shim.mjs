@@ -475,6 +475,10 @@ function findMethods({ default: whole, 'module.exports': _, ...named }) {
     classDoc = doc
     const { constructor, ...members } = Object.getOwnPropertyDescriptors(whole.prototype)
     for (const name of Object.keys(members)) add(name, members[name].value, object, at)
+    for (const [name, value] of Object.entries(object)) {
+      const isPublic = isFunction(value) && !/^_/.test(name)
+      if (isPublic && !source.locate(name, value, at).hidden) skip(name, 'write it as a method')
+    }
     for (const name of Object.getOwnPropertyNames(whole)) {
       if (isFunction(whole[name])) skip(name, 'remove the word static')
     }
@@ -603,7 +607,7 @@ class Source {
     if (at < 0) params = undefined
     if (start < 0) return { at, params, doc: '', start: Number.MAX_VALUE }
 
-    const hidden = /\b(private|protected)\s[\s\w]*$/.test(text.slice(start, Math.max(at, 0)))
+    const hidden = /\b(private|protected)\s/.test(text.slice(start, Math.max(at, 0)))
     // What Node has blanked above a function may be an overload: it says what callers see.
     const end = this.js.slice(0, start).trimEnd().length
     const blanked = text.slice(end, start)
@@ -828,11 +832,12 @@ class Source {
 
   // reading returns what read returns, and notes a type in it that usher does not know.
   reading(key = 'it', read) {
+    const outer = this.unknown
     this.unknown = ''
     const schema = read()
     const why = `because usher does not know the type ${flat(this.unknown)}`
     if (this.unknown) problems.add(`${this.name}: ${key} may be any value, ${why}`)
-    this.unknown = ''
+    this.unknown = outer
     return schema
   }
 
@@ -1064,8 +1069,8 @@ class Source {
 function withFields({ properties, ...schema }, { fields, typed }) {
   const whole = { ...schema, type: 'object', properties: properties ?? Object.create(null) }
   for (const [key, { optional, value }] of Object.entries(fields)) {
-    const own = properties ? properties[key] : {}
-    if (own) whole.properties[key] = value === undefined ? own : { ...own, default: value }
+    const own = properties?.[key] ?? {}
+    whole.properties[key] = value === undefined ? own : { ...own, default: value }
     if (optional || !(typed || properties)) setRequired(whole, key, !optional)
   }
   return whole
