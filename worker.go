@@ -707,7 +707,9 @@ func (w *Worker) shakeHands(stateful bool) {
 	ctx, cancel := context.WithTimeoutCause(w.ctx, startTimeout, silent)
 	defer cancel()
 	if err := w.handshake(ctx, stateful); err != nil {
-		w.stop(w.fault("can't start: " + err.Error()))
+		var output string
+		w.update(func() { output = w.stderr.String() })
+		w.stop(processFault(w.pool.Name, "can't start: "+err.Error(), output))
 		<-w.done
 	} else {
 		w.update(func() { w.advance(workerReady) })

@@ -119,9 +119,11 @@ func TestSilentModuleIsGivenUp(t *testing.T) {
 		w := testWorker(kindExecutable, false, Caller{})
 		context.AfterFunc(w.ctx, func() { w.finish("killed") })
 		start := time.Now()
+		w.remember("Log in first.")
 		w.shakeHands(false)
-		checkContains(t, "error", fmt.Sprint(w.failure),
-			`module "a" can't start: did not answer initialize within`)
+		const want = `module "a" can't start: did not answer initialize within 30s`
+		check(t, "error", fmt.Sprint(w.failure), want)
+		check(t, "error for the owner", explain(w.failure), want+": Log in first.")
 		check(t, "time until it is given up", time.Since(start), startTimeout)
 	})
 }
