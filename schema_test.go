@@ -152,6 +152,7 @@ func TestTagsLeaveTheDescription(t *testing.T) {
 		{"go", `@openworld\n@closed-world`, ``, `{"openWorldHint":false}`, ``},
 		{"node", `@summary Adds.\n@returns {Promise<{a: string}>} - its\n  text` +
 			`\n@throws {Error} no\n\nor so`, `Adds.\nReturns: its text`, ``, ``},
+		{"shell", `@cmd Adds.`, `Adds.`, ``, ``},
 		{"go", `@brief Adds.\n@return its text\n@since 1\n\nMore.`,
 			`Adds.\n\nMore.\nReturns: its text`, ``, ``},
 		{"python", `@example f()\ng()\n\nReturns:\n    A text.`,
