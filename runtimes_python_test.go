@@ -266,6 +266,8 @@ func TestPythonNotesWhatIsMissing(t *testing.T) {
 		"alias": {"def f(): pass\ndef g(): pass\nf = g\n", "f g", ""},
 		"object": {"class Tool:\n    def __init__(self, f): ...\n@Tool\ndef f(): pass\n", "",
 			"f is not offered: its value, a Tool, is not defined in this file"},
+		"class": {"import enum as e\nclass Tools:\n    def f(self, a: int): pass\n", "",
+			"Tools is not offered: write its methods as functions at the top level"},
 		"partial": {"import functools as ft\n@ft.partial(ft.partial, print)\ndef f(): pass\n", "",
 			"f is not offered: its value, a partial, is not defined in this file"},
 		"wrapped": {"_wrap = lambda f: lambda *a, **k: f(*a, **k)\n@_wrap\ndef f(a): pass\n", "f",

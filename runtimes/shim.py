@@ -1202,6 +1202,10 @@ def load(path, text):
         except Exception as e:
             reason = message_of(e)
         problems.append(f"{function_name} is not offered: {reason}")
+    for statement in tree.body:
+        if isinstance(statement, ast.ClassDef) and not functions:
+            remedy = "write its methods as functions at the top level"
+            problems.append(f"{statement.name} is not offered: {remedy}")
     return name, module, methods
 
 
