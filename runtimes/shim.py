@@ -1192,10 +1192,13 @@ def load(path, text):
         function = getattr(module, function_name, None)
         if function_name.startswith("_") or function_name not in public or function is None:
             continue
-        reason = f"its value, a {type(function).__name__}, is not defined in this file"
+        kind = type(function).__name__
+        reason = f"its value, a {kind}, is another one (a decorator needs functools.wraps)"
         try:
+            # Another function lacks the tags of this one, which may protect it.
             code = getattr(inspect.unwrap(function), "__code__", None)
-            if callable(function) and code and code.co_filename == path:
+            is_own = code and (code.co_filename, code.co_name) == (path, function_name)
+            if callable(function) and is_own:
                 methods.append(Method(function_name, function))
                 continue
         # such as an annotation that can't be read
