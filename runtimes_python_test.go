@@ -204,7 +204,8 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 			"helper.py:2: NameError: name 'no_such_thing' is not defined"},
 		"neighbor": {"import broken\n", "broken.py:"}, // the line is the version's choice
 		"leaves": {"import sys\nsys.exit('no configuration')\n",
-			"leaves.usher.py:2: SystemExit: no configuration"},
+			"leaves.usher.py:2: SystemExit: no configuration: to run as a script only, check __name__ == " +
+				`"__main__"`},
 		"null": {"x = 1\x00", "null.usher.py: "},
 		"fast": {"from fastmcp import FastMCP\nmcp = FastMCP('x')\n@mcp.tool\ndef f(): ...\n",
 			"fast.usher.py: " + server + `{"command": "python3", "args": ["fast.py"]}`},

@@ -409,6 +409,7 @@ const remedies = [
   [/^Cannot find module|^Directory import/, 'Node needs the whole path, such as ./lib.ts'],
   [/^Cannot find package/, 'npm install it'],
   [/^Invalid or unexpected token/, 'Node reads no decorators'],
+  [/regexp literal$|token '<'$/, 'Node reads no JSX'],
 ]
 
 // loadFailure returns why the file could not be loaded, on one line that begins with

@@ -1234,6 +1234,8 @@ def explain(e, path):
         where = f"run by {sys.executable}: {where}"
     if isinstance(e, ModuleNotFoundError):
         text += ": install it into a .venv"
+    elif isinstance(e, SystemExit):
+        text += ': to run as a script only, check __name__ == "__main__"'
     elif "no known parent package" in text:
         text += ": a module is in no package: write import NAME"
     return f"{where}: {' '.join(text.split())}"
