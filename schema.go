@@ -436,6 +436,9 @@ type schema struct {
 	Items      *schema
 	AnyOf      []*schema
 	OneOf      []*schema // as AnyOf
+	// Pattern is for mcpSchema. It matches the JSON of a value. If that is a string, its text must also
+	// be a regular expression, as those of the keyword pattern are.
+	Pattern *regexp.Regexp `json:"usher/pattern"`
 
 	// Header is the rest of the name of a header Mcp-Param-HEADER, in which requests repeat
 	// this parameter (MCP 2026-07-28, basic/transports/streamable-http, "Custom Headers").
@@ -496,7 +499,7 @@ type argumentCheck struct {
 	left    int      // bytes to be read, and names and values to be compared, before giving up
 	depth   int      // of nested calls of value
 	changed bool     // some value was replaced or dropped
-	repairs bool     // optional members and items that do not fit are dropped
+	repairs bool     // optional members that do not fit are dropped
 	path    []string // of the object that is checked, without the indexes of items
 	lost    string   // what was dropped, and why
 	rounds  bool     // integers that JavaScript would round are refused
@@ -564,22 +567,17 @@ func isRounded(digits string) bool {
 func (c *argumentCheck) list(s *schema, value *json.RawMessage) *argumentError {
 	list := items(*value)
 	for i := range list {
-		switch wrong := c.value(s.Items, &list[i]); {
-		case wrong == nil:
-		case c.repairs:
-			c.drop(wrong)
-			list[i] = nil
-		default:
+		if wrong := c.value(s.Items, &list[i]); wrong != nil {
 			return wrong.at(strconv.Itoa(i))
 		}
 	}
 	if c.changed {
-		*value = marshal(slices.DeleteFunc(list, func(item json.RawMessage) bool { return item == nil }))
+		*value = marshal(list)
 	}
 	return nil
 }
 
-// drop notes that a member or an item is dropped.
+// drop notes that a member is dropped.
 func (c *argumentCheck) drop(wrong *argumentError) {
 	for _, key := range slices.Backward(c.path) {
 		wrong.at(key)
@@ -677,7 +675,9 @@ func (c *argumentCheck) object(s *schema, value *json.RawMessage) *argumentError
 		c.path = append(c.path, f.key)
 		wrong := c.value(property, &list[i].value)
 		c.path = c.path[:len(c.path)-1]
-		isOptional := !slices.Contains(s.Required, f.key)
+		// What is left of an outputSchema would mean something else: clients would refuse results.
+		isWhole := c.repairs && slices.Contains(c.path, "outputSchema")
+		isOptional := !isWhole && !slices.Contains(s.Required, f.key)
 		switch {
 		case wrong == nil:
 		case c.repairs && isOptional:
@@ -733,6 +733,11 @@ func matches(s *schema, value json.RawMessage) bool {
 		if err != nil || !slices.ContainsFunc(enum, isDecoded) {
 			return false
 		}
+	}
+	if s.Pattern != nil {
+		text, _ := unquote(value)
+		_, err := regexp.Compile(strings.ReplaceAll(text, "(?!", "(?:"))
+		return err == nil && s.Pattern.Match(value)
 	}
 	if s.Format == "date-time" {
 		text, _ := unquote(value)
@@ -952,8 +957,9 @@ func completeSchema(value json.RawMessage, key string, root object, depth int) j
 		fields[i].value = completeSchema(f.value, f.key, root, depth-1)
 		ref, _ := unquote(f.value)
 		steps := strings.Split(ref, "/")
+		isOutside := len(steps) != 3 || root.object(steps[1]).get(steps[2]) == nil
 		switch {
-		case f.key == "$ref" && ref != "#" && (len(steps) != 3 || root.object(steps[1]).get(steps[2]) == nil):
+		case f.key == "$ref" && len(ref) > 1 && isOutside:
 			fields[i].value = json.RawMessage("null")
 		case key == "properties" && isTrue(f.value):
 			fields[i].value = json.RawMessage("{}")

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -310,6 +311,62 @@ func TestDefinitionsAreWrittenOtherwise(t *testing.T) {
 		`{"inputSchema":{"type":"object"},"name":"x"}`,
 	)
 	check(t, "problem", problem, "")
+}
+
+// An outputSchema that the official SDKs can't compile, as conformance/definitions.mjs shows, is dropped
+// whole: the rest would mean something else. What they compile stays.
+func TestOutputSchemasCompile(t *testing.T) {
+	for _, tt := range []struct{ schema, wrong string }{
+		{`{"nullable":true}`, `.type" is required`},
+		{`{"type":["string","null"],"nullable":false}`, ".type"},
+		{`{"type":"string","nullable":false}`, ""},
+		{`{"type":[],"nullable":true}`, ".type"},
+		{`{"enum":[ ]}`, ".enum"},
+		{`{"id":"x"}`, ".id"},
+		{`{"$id":"https://example.com/x"}`, ".$id"},
+		{`{"$anchor":"x"}`, ".$anchor"},
+		{`{"$schema":"http://json-schema.org/draft-04/schema#"}`, ".$schema"},
+		{`{"$schema":"http://json-schema.org/draft-07/schema#"}`, ""},
+		{`{"$ref":"x/properties/b"}`, ".$ref"},
+		{`{"$ref":"#/properties/b"}`, ""},
+		{`{"dependencies":{"x":1}}`, ".dependencies.x"},
+		{`{"dependencies":{"x":["y"],"z":{"type":"string"}}}`, ""},
+		{`{"patternProperties":{"(":{}}}`, ".patternProperties.("},
+		{`{"allOf":[{"required":[1]}]}`, ".allOf.0.required.0"},
+		{`{"properties":{"$ref":{},"$id":{},"id":{},"enum":{"type":"string"}}}`, ""},
+		{`{"pattern":"(?P<a>b)"}`, ".pattern"},
+		{`{"pattern":"(?i)a"}`, ".pattern"},
+		{`{"pattern":"a\\_b"}`, ".pattern"},
+		{`{"pattern":"^\\d{3}\\-\\d{4}$"}`, ".pattern"},
+		{`{"pattern":"[\\w-\\.]+@"}`, ".pattern"},
+		{`{"pattern":"[[:alpha:]]"}`, ".pattern"},
+		{`{"pattern":"\\Aa\\z"}`, ".pattern"},
+		{`{"pattern":"a{"}`, ".pattern"},
+		{`{"pattern":"a]"}`, ".pattern"},
+		{`{"pattern":"("}`, ".pattern"},
+		{`{"pattern":"[z-a]"}`, ".pattern"},
+		{`{"pattern":"\\b+"}`, ".pattern"},
+		{`{"pattern":"\u005c_"}`, ".pattern"},
+		{`{"pattern":"^[a-z0-9]+(?:-[a-z0-9]+)*$"}`, ""},
+		{`{"pattern":"^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$"}`, ""},
+		{`{"pattern":"^([\\w'+\\-\\.]*)[\\w+-]@([a-z][a-z\\-]*\\.)+[A-Z]{2,}?$"}`, ""},
+		{`{"pattern":"\\$\\/\\\\|\"é"}`, ""},
+	} {
+		const tool = `{"name":"x","inputSchema":{"type":"object"}%s}`
+		given := fmt.Sprintf(tool, `,"outputSchema":{"type":"object","properties":{"b":{},"a":`+tt.schema+`}}`)
+		want := given
+		if tt.wrong != "" {
+			want = fmt.Sprintf(tool, "")
+		}
+		cleaned, problem := cleanDefinition("tools", json.RawMessage(given))
+		check(t, tt.schema, mcptest.Canonical(cleaned), mcptest.Canonical(want))
+		if tt.wrong == "" {
+			check(t, "problem of "+tt.schema, problem, "")
+		} else {
+			checkContains(t, "problem of "+tt.schema, problem, `; without parameter "outputSchema.`)
+			checkContains(t, "problem of "+tt.schema, problem, tt.wrong)
+		}
+	}
 }
 
 // A $ref that leads nowhere is dropped: the SDK would refuse the whole list.

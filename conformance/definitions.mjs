@@ -13,7 +13,7 @@ import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/
 
 // usable are the smallest definitions that MCP allows.
 const usable = {
-  tools: { inputSchema: { type: 'object' } },
+  tools: { inputSchema: { type: 'object' }, outputSchema: { type: 'object' } },
   prompts: {},
   resources: { uri: 'x://y' },
   resourceTemplates: { uriTemplate: 'x://{y}' },
@@ -23,10 +23,11 @@ const icon = ['src', 'mimeType', 'sizes', 'theme'].map((key) => `icons.0.${key}`
 const common = ['title', 'description', 'icons', ...icon, '_meta'];
 const annotations = ['annotations', ...['audience', 'audience.0', 'priority', 'lastModified'].map((key) => `annotations.${key}`)];
 const keywords = (
-  '$comment $defs $defs.a $id $ref $schema additionalProperties allOf allOf.0 anyOf anyOf.0 const contains definitions ' +
-  'dependentSchemas deprecated else enum examples exclusiveMaximum exclusiveMinimum format id if items maxItems maxLength ' +
-  'maximum minItems minLength minimum multipleOf not nullable oneOf oneOf.0 pattern patternProperties patternProperties.a ' +
-  'prefixItems prefixItems.0 properties properties.a propertyNames readOnly required required.0 then title type type.0 uniqueItems'
+  '$anchor $async $comment $defs $defs.a $dynamicRef $id $ref $schema additionalProperties allOf allOf.0 anyOf anyOf.0 ' +
+  'const contains definitions dependencies dependencies.a dependentRequired dependentSchemas deprecated else enum examples ' +
+  'exclusiveMaximum exclusiveMinimum format formatMinimum id if items maxItems maxLength maximum minItems minLength minimum ' +
+  'multipleOf not nullable oneOf oneOf.0 pattern patternProperties patternProperties.a prefixItems prefixItems.0 properties ' +
+  'properties.a propertyNames readOnly required required.0 then title type type.0 uniqueItems'
 ).split(' ');
 const schemas = ['inputSchema', 'outputSchema'].flatMap((schema) =>
   [schema, `${schema}.properties.a`, `${schema}.properties.a.items.not`].flatMap((path) => [path, ...keywords.map((key) => `${path}.${key}`)]),
@@ -45,7 +46,8 @@ const members = {
 
 const values = [
   null, true, false, 'text', '', 0, -1, 1.5, 1e300, [], [null], ['text'], [1], [true], {}, { a: null }, { a: 1 }, { type: 'text' },
-  '2026-11-28', '#', '#/nowhere', '#a', 'https://example.com/schema', 'string', ['string', 'text'], 'array', ['array'], '(?P<a>b)', 'a\\_b',
+  '2026-11-28', '#', '#/nowhere', '#a', 'https://example.com/schema', 'string', ['string', 'text'], 'array', ['array'], ['string', 'null'],
+  '(?P<a>b)', '(?i)a', 'a\\_b', '\\d\\-\\d', '[\\w-\\.]', '[[:alpha:]]', '\\Aa', 'a{', 'a]', '(', '^*', '[z-a]', 'x/properties/a',
 ];
 
 // withValue returns a definition with a value at a path.
@@ -94,6 +96,7 @@ const clients = {
 };
 
 async function checkClients(url) {
+  console.warn = () => {}; // the SDK warns of each unknown format
   for (const [name, make] of Object.entries(clients)) {
     const [client, transport] = make(new URL(url));
     await client.connect(transport);
@@ -105,6 +108,7 @@ async function checkClients(url) {
       assert.ok(offered.some((item) => item.name.endsWith('usable')), 'the usable definition is missing');
       assert.ok(offered.length > 300, `only ${offered.length} definitions`);
     }
+    assert.ok(tools.filter((tool) => tool.outputSchema).length > 1000, 'few tools have an outputSchema');
     console.log(`${name}: ${tools.length} tools, ${prompts.length} prompts, ${resources.length} resources, ${resourceTemplates.length} templates`);
     await client.close();
   }
