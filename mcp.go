@@ -134,13 +134,12 @@ func (s *Server) newRequest(from admission, out *outbox, msg *Message, params ob
 		client.caps &^= capRoots
 	}
 	r.caller = Caller{
-		Principal:   r.principal,
-		Member:      r.member,
-		Sessionless: r.session.era == stateless,
-		Client:      client,
-		Notify:      r.notify,
+		Principal: r.principal,
+		Member:    r.member,
+		Client:    client,
+		Notify:    r.notify,
 	}
-	if !r.caller.Sessionless {
+	if r.session.era == stateful {
 		r.caller.Ask = r.ask
 		r.caller.Stream = r.session.primary
 	}
@@ -435,7 +434,7 @@ func (r *request) forward() (object, error) {
 
 // call forwards a request during which the module may ask the client.
 func (r *request) call() (object, error) {
-	if r.caller.Sessionless {
+	if r.caller.Stream == nil {
 		return r.server.suspended.call(r)
 	}
 	return r.forward()

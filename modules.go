@@ -923,8 +923,7 @@ func (o *moduleOwner) startProcess(w *Worker) (err error) {
 	}
 	m := o.latest.Load()
 	isServed := m.pool == p
-	isOfSession := w.owner.Member != nil && !w.owner.Sessionless
-	begins := !m.Stateless || m.Sessions && isOfSession
+	begins := !m.Stateless || m.Sessions && w.owner.Stream != nil
 	w.shakeHands(p.Kind.singleFile() || isServed && begins || p.refusesDiscover.Load())
 	if isServed {
 		w.listsChanged() // perhaps, since the manifest was made

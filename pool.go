@@ -114,7 +114,7 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 		if err := caller.Client.caps.checkInput(result); err != nil {
 			return nil, err
 		}
-		if caller.Sessionless {
+		if caller.Member != nil && caller.Stream == nil {
 			return result, nil
 		}
 		params, err = answerInput(ctx, caller, params, result)
@@ -200,7 +200,7 @@ func lastCheck(caller Caller) error {
 func (p *pool) introspect() (*manifest, error) {
 	member, end := context.WithCancel(p.ctx)
 	defer end()
-	c := newCall(p.ctx, Caller{Member: member, Sessionless: true})
+	c := newCall(p.ctx, Caller{Member: member})
 	defer c.cancel(nil)
 	if err := p.enter(c); err != nil {
 		return nil, err

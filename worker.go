@@ -177,7 +177,7 @@ func newWorker(p *pool, owner Caller) *Worker {
 		asks:    make(map[string]*clientRequest),
 	}
 	w.ctx, w.cancel = context.WithCancel(p.ends)
-	if owner.Sessionless { // its functions are only for its own call, and would keep the call
+	if owner.Stream == nil { // its functions are only for its own call, and would keep the call
 		w.owner.Notify = nil
 		w.owner.Ask = nil
 	}
@@ -888,8 +888,6 @@ type Caller struct {
 	// Running bounds a call in place of its context, once a runner has received it; nil for callers
 	// whose calls end with their context.
 	Running context.Context
-	// Sessionless says that the caller is an MCP client without a session.
-	Sessionless bool
 	// Stream returns the notification stream of the caller's session, or nil. It is nil for callers
 	// without a session.
 	Stream func() *outbox
@@ -960,7 +958,7 @@ func (w *Worker) recipient(params object) (Caller, *call, error) {
 		}
 	}
 	switch {
-	case !w.pool.perSession || w.owner.Sessionless && (len(calls) != 1 || running != 1):
+	case !w.pool.perSession || w.owner.Stream == nil && (len(calls) != 1 || running != 1):
 		return Caller{}, nil, errNotSure
 	case len(calls) == 0:
 		return w.owner, nil, nil

@@ -405,7 +405,8 @@ func TestModuleSaysTooMuch(t *testing.T) {
 func TestAskHasOneCaller(t *testing.T) {
 	t.Parallel()
 	alice, bob := Caller{Principal: principal("alice")}, Caller{Principal: principal("bob")}
-	visitor := Caller{Principal: principal("visitor"), Sessionless: true}
+	visitor := Caller{Principal: principal("visitor")}
+	alice.Stream = func() *outbox { return nil }
 	for _, tt := range []struct {
 		name      string
 		owner     *Caller
