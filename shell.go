@@ -42,7 +42,7 @@ var (
 	// before $1 in the function's first lines.
 	shellComment = regexp.MustCompile(`^((?:#.*\n?)+)(\s*\n)?` +
 		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{)` +
-		`((?:[^'\n]|\n[^\n#})]|'[^']*')*?\$\{?1)?)?`)
+		`((?:[^'\n]|\n[^\n#})]|'[^'\n]*')*?\$\{?1)?)?`)
 	shellMargin = regexp.MustCompile(`(?m)^#+ ?`)
 )
 
