@@ -164,7 +164,8 @@ func TestNodeLoadErrorIsOneLine(t *testing.T) {
 			":2: SyntaxError: Invalid or unexpected token (Node reads no decorators)"},
 		{".ts", "export const v = (a: string) => <b>{a}</b>\n",
 			":1: SyntaxError: Unterminated regexp literal (Node reads no JSX)"},
-		{".mjs", "export const v = a => <b>{a}</b>\n", ":1: SyntaxError: Unexpected token '<' (Node reads no JSX)"},
+		{".mjs", "export const v = a => <b>{a}</b>\n",
+			":1: SyntaxError: Unexpected token '<' (Node reads no JSX)"},
 		{".js", "export const a = 1\n",
 			":1: SyntaxError: Unexpected token 'export' (does package.json say \"type\": \"commonjs\"? " +
 				"Run npm pkg set type=module, or name it .usher.mjs)"},

@@ -178,10 +178,13 @@ func TestDefinitionsKeepWhatMCPAllows(t *testing.T) {
 func TestDeepDefinitionsEnd(t *testing.T) {
 	const deep = 3000
 	schema := `{"type":"object","properties":{"a":`
-	tool := `{"name":"x","inputSchema":` + strings.Repeat(schema, deep) + `{}` + strings.Repeat("}}", deep) + `}`
+	tool := `{"name":"x","inputSchema":` + strings.Repeat(schema, deep) + `{}` +
+		strings.Repeat("}}", deep) + `}`
 	var got json.RawMessage
 	var lost string
-	allocations := testing.AllocsPerRun(1, func() { got, lost = cleanDefinition("tools", json.RawMessage(tool)) })
+	allocations := testing.AllocsPerRun(1, func() {
+		got, lost = cleanDefinition("tools", json.RawMessage(tool))
+	})
 	check(t, "it takes many allocations", allocations > 100*deep, false)
 	depth := strings.Count(string(got), `"properties"`)
 	check(t, "the levels that are left are few", depth > 1 && depth < maxSchemaDepth, true)
@@ -353,7 +356,8 @@ func TestOutputSchemasCompile(t *testing.T) {
 		{`{"pattern":"\\$\\/\\\\|\"é"}`, ""},
 	} {
 		const tool = `{"name":"x","inputSchema":{"type":"object"}%s}`
-		given := fmt.Sprintf(tool, `,"outputSchema":{"type":"object","properties":{"b":{},"a":`+tt.schema+`}}`)
+		given := fmt.Sprintf(tool,
+			`,"outputSchema":{"type":"object","properties":{"b":{},"a":`+tt.schema+`}}`)
 		want := given
 		if tt.wrong != "" {
 			want = fmt.Sprintf(tool, "")
