@@ -738,8 +738,12 @@ func readApprovals(path string) (list approvals, err error) {
 }
 
 // recordOf returns the DIR under which the approvals of modules below root are recorded: the path
-// that its owner gave. It returns "" if no DIR in list leads to root.
+// that its owner gave. It returns "" if no DIR in list leads to root. A link that leads there does not
+// take the place of root's own record.
 func (list approvals) recordOf(root string) string {
+	if list[root] != nil {
+		return root
+	}
 	for _, dir := range sortedKeys(list) {
 		if target, err := filepath.EvalSymlinks(dir); err == nil && target == root {
 			return dir

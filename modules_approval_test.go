@@ -290,6 +290,16 @@ func TestApprovalIsForOneKind(t *testing.T) {
 	check(t, "the link is refused", refusedModules(t, data, dir), []string{"c"})
 }
 
+// A DIR that is a link and is turned to another DIR does not take the place of that DIR's record.
+func TestRecordIsOfItsOwnDIR(t *testing.T) {
+	dir := t.TempDir()
+	must(t, errors.Join(os.Mkdir(dir+"/z", 0o755), os.Symlink("z", dir+"/a")))
+	list := approvals{dir + "/a": {}, dir + "/z": {}}
+	check(t, "the record", list.recordOf(dir+"/z"), dir+"/z")
+	delete(list, dir+"/z")
+	check(t, "the record of a folder without its own", list.recordOf(dir+"/z"), dir+"/a")
+}
+
 // A link can't take the place of the module that it leads to.
 func TestLinkLeavesItsTargetAlone(t *testing.T) {
 	t.Parallel()
