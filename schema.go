@@ -534,7 +534,8 @@ func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError 
 		return c.misfit(s, *value)
 	}
 	if digits, ok := integerOf(*value); ok && s.Type != nil {
-		if c.rounds && isRounded(digits) {
+		f, _ := strconv.ParseFloat(digits, 64)
+		if c.rounds && strconv.FormatFloat(f, 'f', -1, 64) != digits {
 			rounded := " is rounded by JavaScript: declare a string"
 			return &argumentError{text: func() string { return rounded }}
 		}
@@ -555,12 +556,6 @@ func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError 
 		return c.list(s, value)
 	}
 	return nil
-}
-
-// isRounded reports whether JavaScript would round an integer.
-func isRounded(digits string) bool {
-	f, _ := strconv.ParseFloat(digits, 64)
-	return strconv.FormatFloat(f, 'f', -1, 64) != digits
 }
 
 // list checks the items of a list.
