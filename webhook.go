@@ -25,6 +25,7 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -136,10 +137,10 @@ func (h *Webhooks) loggedPath(path string) string {
 func (h *Webhooks) deliver(d *delivery) (*webhookAnswer, error) {
 	err := h.receive(d)
 	// A lack of room says nothing about what exists, and passes, so the sender should try again.
-	if err != nil && err != errNoRoom && d.unproven {
-		err = errUnauthorized(err)
-	}
 	if err != nil {
+		if err != errNoRoom && d.unproven {
+			err = errUnauthorized(err)
+		}
 		return nil, err
 	}
 	// Only deliveries that have arrived count: slow senders must not take the places of others.
@@ -402,7 +403,8 @@ func parameters(h http.Header, body []byte, s *schema) (object, error) {
 	case text[0] == '[' && checkJSON(text, "") == nil:
 		return object{{"items", oneLine(text)}}, nil
 	case kind == formType && text[0] != '{': // curl -d sends JSON as a form, too
-		form.Value, err = url.ParseQuery(string(body))
+		// A semicolon separates nothing, says the standard of browsers, but package url refuses it.
+		form.Value, err = url.ParseQuery(strings.ReplaceAll(string(body), ";", "%3B"))
 	default:
 		return jsonObject(body)
 	}
@@ -465,9 +467,8 @@ func formParams(form *multipart.Form, s *schema) (list object) {
 		}
 	}
 	// GitHub sends a field. A file of this name is not JSON to take apart.
-	if sent := values["payload"]; len(sent) == 1 && s.Properties["payload"] == nil {
-		text, _ := unquote(sent[0])
-		if payload, err := jsonObject([]byte(text)); err == nil {
+	if sent := form.Value["payload"]; len(sent) == 1 && s.Properties["payload"] == nil {
+		if payload, err := jsonObject([]byte(sent[0])); err == nil {
 			return payload
 		}
 	}
@@ -509,32 +510,28 @@ func fieldValue(root, s *schema, values []json.RawMessage) json.RawMessage {
 	parsed := slices.Clone(values)
 	for i, value := range values {
 		text, _ := unquote(value)
-		if text == "on" { // from a checkbox without a value
-			text = "true"
-		}
 		if json.Valid([]byte(text)) {
 			parsed[i] = oneLine([]byte(strings.TrimSpace(text)))
 		}
 	}
-	last := parsed[len(parsed)-1]
 	tries := []json.RawMessage{marshal(values), marshal(parsed)}
 	if len(values) == 1 {
-		tries = append([]json.RawMessage{values[0], last}, tries...)
-	} else if jsonType(last) == "boolean" {
-		tries = append(tries, last)
+		tries = append([]json.RawMessage{values[0], parsed[0]}, tries...)
+	}
+	text, _ := unquote(values[len(values)-1])
+	// A checkbox without a value sends on; those of Rails send 0 and 1.
+	if flag, err := strconv.ParseBool(strings.ReplaceAll(text, "on", "true")); err == nil {
+		tries = append(tries, marshal(flag))
 	}
 	for _, try := range tries {
 		if fits(root, s, try) {
 			return try
 		}
 	}
-	switch {
-	case len(values) > 1:
-		return marshal(parsed)
-	case string(last) == `""`:
+	if string(tries[0]) == `""` {
 		return nil
 	}
-	return last
+	return tries[1]
 }
 
 // webhookAnswer is the answer to a delivery. A method that returns an object

@@ -149,6 +149,13 @@ func TestWebhookBodyBecomesParameters(t *testing.T) {
 		{"Form", `i=1&i=2`, `"i": want integer, got array`},
 		{"Form", `s=a&s=b`, `"s": want string, got array`},
 		{"Form", `b=false&b=on`, `{"b":true}`}, // a checkbox after its hidden field
+		{"Form", `b=0&b=1`, `{"b":true}`},      // of Rails
+		{"Form", `b=1`, `{"b":true}`},
+		{"Form", `b=FALSE`, `{"b":false}`},
+		{"Form", `b=yes`, `"b": want boolean, got string`},
+		{"Form", `i=1&f=1&s=1&list=1`, `{"f":1,"i":1,"list":["1"],"s":"1"}`},
+		{"Form", `s=1&s=true`, `"s": want string, got array`},
+		{"Any", `a=x;y&b;=1;2`, `{"a":"x;y","b;":"1;2"}`},
 		{"Form", `list=%5B1,2%5D`, `{"list":[1,2]}`},
 		{"Form", `s=%ff`, `"s": want string, got object`},
 		{"Any", `s=%ff`, `{"s":{"base64":"/w=="}}`},
