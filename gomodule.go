@@ -342,7 +342,7 @@ func runGo(ctx context.Context, log *slog.Logger, dir string, args []string) (st
 // call that does not fit, or the command that would help.
 var goMessages = strings.NewReplacer(
 	"\n\t", " ",
-	"GOMODCACHE () must not be replaced.", "GOMODCACHE () can't be built: set HOME, or GOPATH and GOCACHE",
+	"() must not be replaced.", "() must not be replaced: set HOME, or GOPATH and GOCACHE",
 	"see 'go help modules'", "run go mod init NAME and go get PACKAGE",
 )
 

@@ -270,7 +270,8 @@ func (s *source) readEntry(entry object, dir string) error {
 			continue
 		}
 		if m := unexpanded.FindStringSubmatch(string(f.value)); m != nil {
-			problem := fmt.Sprintf("%q: %s is not expanded: write ${NAME}, as in ${HOME}", f.key, m[1]+m[2])
+			const advice = "%q: write ${%s}: usher expands neither ~ nor $%[2]s"
+			problem := fmt.Sprintf(advice, f.key, cmp.Or(m[1], "HOME"))
 			if f.key == "command" || f.key == "cwd" {
 				return errors.New(problem)
 			}
@@ -327,7 +328,7 @@ func (l launch) resolve() (launch, error) {
 }
 
 // unexpanded matches, in a JSON string without spaces, which is no script, what a shell would expand.
-var unexpanded = regexp.MustCompile(`"(?:(~)|[^"\s]*(\$[A-Z][A-Z0-9_]*))[/"]`)
+var unexpanded = regexp.MustCompile(`"(?:~|[^"\s]*\$([A-Z][A-Z0-9_]*))[/"]`)
 
 // variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a
 // client would ask its user for.

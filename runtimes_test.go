@@ -65,12 +65,12 @@ func TestConfigIsExpanded(t *testing.T) {
 			`$x $5|echo $HOME|$|a~`},
 		{"what a shell would expand",
 			`{"command":"x","args":["--dir=$HOME/a","b"],"env":{"A":"$A_1","B":"~"}}`,
-			`x --dir=$HOME/a|b A=$A_1|B=~ "args": $HOME is not expanded: write ${NAME}, as in ` +
-				`${HOME}, "env": $A_1 is not expanded: write ${NAME}, as in ${HOME}`},
+			`x --dir=$HOME/a|b A=$A_1|B=~ "args": write ${HOME}: usher expands neither ~ nor $HOME, ` +
+				`"env": write ${A_1}: usher expands neither ~ nor $A_1`},
 		{"a command that a shell would expand", `{"command":"~/bin/x"}`,
-			`"command": ~ is not expanded: write`},
-		{"a folder that a shell would expand", `{"command":"x","cwd":"$HOME"}`,
-			`"cwd": $HOME is not expanded`},
+			`"command": write ${HOME}: usher expands neither ~ nor $HOME`},
+		{"a folder that a shell would expand", `{"command":"x","cwd":"$WORK/x"}`,
+			`"cwd": write ${WORK}: usher expands neither ~ nor $WORK`},
 		{"no command", `{"args":[]}`, `no "command"`},
 		{"a server elsewhere", `{"type":"http","url":"http://x"}`,
 			`"args": ["-y", "mcp-remote", URL]`},
