@@ -631,6 +631,18 @@ func TestModulesComeFromTheReport(t *testing.T) {
 
 var updateCLI = flag.Bool("update-cli", false, "write testdata/cli anew")
 
+// A folder without modules, such as one with files that are not named like modules, says what to do.
+func TestNoModulesSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, name := range []string{"hello.py", "mcp.json", "tables.usher.PY"} {
+		write(t, dir+"/"+name, "{}")
+	}
+	out := modulesOf(t, dir)
+	checkContains(t, "usher modules", out, "usher new hello.usher.go",
+		"hello.py or hello.usher.PY to hello.usher.py", "mcp.json to .mcp.json")
+}
+
 // modulesOf returns what usher modules prints.
 func modulesOf(t *testing.T, dir string) string {
 	t.Helper()
