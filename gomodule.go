@@ -34,6 +34,11 @@ import (
 //go:embed runtimes/gomain.go.txt
 var goMainText string
 
+// goDataText is the format of the other part, which contains what the module's file says.
+//
+//go:embed runtimes/gomain.fmt
+var goDataText string
+
 // goSource is the content of a module's file that its syntax alone reveals.
 type goSource struct {
 	base      string            // the file's name
@@ -166,15 +171,8 @@ func goMethodName(fn string) string {
 // at run time the main finds their parameters and results by reflection.
 func (s *goSource) generateMain() string {
 	name, _, _ := strings.Cut(s.base, ".usher")
-	return goMainText + fmt.Sprintf(`
-const usher_module, usher_about = %q, %q
-
-var usher_comments = %#v
-
-var usher_constants = []interface{}{%s}
-
-var usher_functions = []*usher_method{%s}
-`, name, s.about, s.comments, strings.Join(s.constants, ", "), strings.Join(s.functions, ", "))
+	return goMainText + fmt.Sprintf(goDataText,
+		name, s.about, s.comments, strings.Join(s.constants, ", "), strings.Join(s.functions, ", "))
 }
 
 // goMainName is the name of the generated main in the overlay for the go command.
@@ -301,10 +299,9 @@ func (s *goSource) build(
 // goParts is a template for go list: of a package in the main Go module, the folder, if the
 // package can be imported, and the embedded files. The package of the module itself belongs to no
 // Go module, as it is listed by its files.
-const goParts = `{{if and (not .Standard) (or (not .Module) .Module.Main)}}
-{{- if ne .Name "main"}}{{.Dir}}{{end}}
-{{range .EmbedFiles}}{{$.Dir}}/{{.}}
-{{end}}{{end}}`
+//
+//go:embed runtimes/parts.tmpl
+var goParts string
 
 // goConfigs returns the paths of all files that may configure the Go module of a folder.
 func goConfigs(dir string) (paths []string) {
