@@ -217,7 +217,11 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	case tool == nil && !ready:
 		return httpErrorf(http.StatusServiceUnavailable, "modules are still starting: try again")
 	case tool == nil:
-		return httpErrorf(http.StatusNotFound, "no webhook has this path: see usher modules")
+		known := h.modules.View(scopeAll(), nil).HookPaths()
+		i, _ := slices.BinarySearch(known, likeHookPath.ReplaceAllString(d.path, ""))
+		// The log cuts the list, which begins with the nearest in the order of names.
+		return httpErrorf(http.StatusNotFound, "no webhook has this path: see usher modules").
+			because(fmt.Errorf("no webhook has this path, the nearest are %q", known[max(0, i-1):]))
 	}
 	d.tool = tool
 	// A tag that can't be obeyed refuses every delivery. To ignore it would open the webhook.

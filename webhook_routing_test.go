@@ -262,10 +262,11 @@ func (d *testDaemon) runs(t *testing.T, module, tool string) int {
 }
 
 // A path that is nearly one of webhooks gets 404, and the owner's log says which, without what may be a
-// code.
+// code, and which paths are the nearest.
 func TestNearlyWebhookPathIsLogged(t *testing.T) {
 	t.Parallel()
-	d := daemonOptions{}.startTools(t, "", "handlePush: @webhook github/push")
+	d := daemonOptions{}.startTools(t, "", "handlePush: @webhook github/push", "a: @webhook a/first",
+		"handleBatch", "z: @webhook z/"+strings.Repeat("last", 50))
 	for path, logged := range map[string]string{
 		"webhooks/github/push": "/webhooks/github/push", "hook/github/push": "/hook/github/push",
 		"Webhook/github/push": "/***/github/push", "web-hook/R3K9QZ": "/web-hook/***",
@@ -277,6 +278,25 @@ func TestNearlyWebhookPathIsLogged(t *testing.T) {
 		)
 		checkError(t, path, a, 404)
 		d.awaitLog(t, "path="+logged+" why=")
+	}
+	for path, nearest := range map[string]string{
+		"webhooks/github/push": `["a/first" "github/push" "m/handleBatch" `,
+		"webhook/github/psuh":  `["a/first" "github/push" `,
+		"webhook/github/pusk":  `["github/push" "m/handleBatch" `,
+		"webhook/m/batch":      `["github/push" "m/handleBatch" `,
+		"webhook/0":            `["a/first" "github/push" `,
+		"webhook/zzz":          `["z/lastlast`,
+	} {
+		before := len(d.Log.String())
+		a := d.raw(
+			t,
+			"POST /"+path+" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+		)
+		checkError(t, path, a, 404)
+		checkOmits(t, "the answer", a.Body, "github/push")
+		d.awaitLog(t, a.Header.Get(requestIDHeader))
+		want := strings.ReplaceAll(nearest, `"`, `\"`)
+		checkContains(t, "the log of "+path, d.Log.String()[before:], "the nearest are "+want)
 	}
 	a := d.raw(
 		t,
