@@ -278,6 +278,29 @@ export default class Box {
 	p.End()
 }
 
+// In TypeScript, a literal as the default of a parameter is its type.
+func TestNodeTypesOfDefaults(t *testing.T) {
+	long(t)
+	nodeTestTyped(t)
+	dir := t.TempDir()
+	write(t, dir+"/a.usher.ts", `
+export const round = (value: number, digits = 2, mode = 'up', on = true) => [value, digits, mode, on]
+export const tag = (name = 'x') => name
+export const add = (list = [1]) => list
+export const made = (a: string, b = a.length) => [a, b]
+export const fields = ({ a = 1 } = {}) => a
+`)
+	out := modulesOf(t, dir)
+	checkContains(t, "usher modules", out,
+		"a_round(value: number, digits?: number, mode?: string, on?: boolean)\n",
+		"a_tag(name?: string)\n", "a_add(list?: array)\n", "a_fields(a?: any)\n",
+		"note: made is not offered: describe each parameter by a type or a @param: b\n")
+	p := startFile(t, dir+"/a.usher.ts")
+	check(t, "a call", p.Call("round", `{"value":1,"mode":"down"}`), shownText(`[1,2,"down",true]`))
+	check(t, "a call with one value", p.Call("tag", `{"name":"y"}`), shownText("y"))
+	p.End()
+}
+
 // A .js file has the module system that Node gives it.
 func TestNodeModuleSystems(t *testing.T) {
 	long(t)

@@ -724,6 +724,10 @@ class Source {
       p.typed = this.eat(':')
       if (p.typed) p.schema = this.reading(p.name, () => this.type(',', '=', ...ends))
       if (this.eat('=')) Object.assign(p, { optional: true, value: this.value(',', ...ends) })
+      // TypeScript takes the type from the default.
+      const type = kind(p.value)
+      const isPlain = /^(string|number|boolean|array)$/.test(type)
+      if (isPlain && !p.typed && base.endsWith('ts')) p.schema = { type }
       this.eat(',')
       if (p.name !== 'this') list.push(p)
     }
@@ -952,6 +956,7 @@ class Source {
   // primary reads a type without operators after it. It leaves a mark that begins no type.
   primary() {
     if (this.eat('*')) return {}
+    if (this.eat('!')) return this.postfix()
     if (this.eat('?')) return joined([this.postfix(), { [MISSING]: true }])
     const { token } = this.token()
     if (token === '{') return this.object()

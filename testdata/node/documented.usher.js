@@ -35,7 +35,7 @@ export const pieces = ({ text, days = 3, other }) => [text, days, other]
  * @param {?Level} [level='low'] how
  *   important
  * @param {Array.<number>=} days
- * @param {Object.<string, boolean>} flags
+ * @param {!Object.<string, !boolean>} flags
  * @param {string|null} by
  * @param {(string|number)[]} ids
  * @param {*} any
