@@ -89,7 +89,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	switch name {
 	case "help", "-h", "-help", "--help":
 		if len(args) == 0 || args[0] == "help" {
-			a.printf("%s", helpText("overview.txt"))
+			a.output.WriteString(helpText("overview.txt"))
 			return a.status(ctx, name, nil)
 		}
 		name = args[0]
@@ -139,7 +139,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 	args, err := parseFlags(fs, args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		a.printf("%s", helpText(name+".txt"))
+		a.output.WriteString(helpText(name + ".txt"))
 		return nil
 	case err != nil:
 		return explainFlag(fs, err)
@@ -215,7 +215,7 @@ func didYouMean(prefix, word string, known []string) string {
 // should contain.
 func setupVersion(a *app, _ *flag.FlagSet) runFunc {
 	return func(context.Context, []string) error {
-		a.printf("usher %s (%s)\n", version(), runtime.Version())
+		fmt.Fprintf(&a.output, "usher %s (%s)\n", version(), runtime.Version())
 		return nil
 	}
 }
@@ -448,7 +448,7 @@ func (a *app) printResult(result object, err error) error {
 	if isTerminal(a.stdout) {
 		text = sanitizeLines(text, "\n")
 	}
-	a.printf("%s\n", text)
+	a.output.WriteString(text + "\n")
 	return nil
 }
 
@@ -804,9 +804,6 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 	return do(r)
 }
 
-// printf prints to the output.
-func (a *app) printf(format string, args ...any) { fmt.Fprintf(&a.output, format, args...) }
-
 // warnf prints a line to stderr.
 func (a *app) warnf(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
@@ -822,7 +819,7 @@ func (a *app) print(name string, v any, asJSON bool) {
 		return
 	}
 	_ = json.Indent(&a.output, marshal(v), "", "  ") // never fails for valid JSON
-	a.printf("\n")
+	a.output.WriteString("\n")
 }
 
 // writeText writes v with a template of help/output.tmpl.
