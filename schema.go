@@ -854,7 +854,7 @@ func toolResult(value json.RawMessage) object {
 		return contentOf(fields)
 	case fields != nil:
 		return append(textOnly(quote(string(value))), member{"structuredContent", value})
-	case string(value) != "[]" && fitsMCP("contents", value):
+	case bytes.HasPrefix(value, []byte("[{")) && fitsMCP("contents", value): // not a long list of numbers
 		return object{{"content", value}}
 	}
 	return textOnly(quote(string(value)))

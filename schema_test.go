@@ -615,3 +615,10 @@ func TestUnionErrorFollowsTheConstant(t *testing.T) {
 		checkContains(t, given, fmt.Sprint(err), want)
 	}
 }
+
+// A long list that is no content is not split into its items.
+func TestLongResultIsNotSplit(t *testing.T) {
+	value := json.RawMessage("[" + strings.Repeat("0,", 100_000) + "0]")
+	allocations := testing.AllocsPerRun(1, func() { toolResult(value) })
+	check(t, "it takes an allocation for each item", allocations > 1000, false)
+}
