@@ -54,6 +54,7 @@ const (
 	maxShellOutput = 4 << 20 // bytes of one call's result
 
 	// worker.go: one process of a module.
+	maxInput      = 1000     // messages queued for one process, of those that belong to no call
 	maxWorkerLine = 64 << 20 // bytes of one line of a process, of a client of stdio, or of the daemon at -url
 	maxAsks       = 64       // unanswered asks of one process to clients of one principal
 	maxLoggedLine = 16 << 10 // bytes logged of one stray line, or of a traceback

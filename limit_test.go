@@ -73,6 +73,7 @@ var limitTests = map[string]string{
 	"maxSource":         "TestOnlyRegularFilesAreRead",
 	"maxCheckDepth":     "TestArgumentsAreChecked",
 	"maxSchemaDepth":    "TestDeepDefinitionsEnd",
+	"maxInput":          "TestAnswersToPingsAreBounded",
 	"maxExecutable":     "a test would read a GiB; it is the check of maxSource with another number",
 	"maxShellOutput":    "TestShellFunctions",
 	"maxWorkerLine":     "TestPythonModuleFindsItsNeighbors",

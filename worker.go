@@ -452,7 +452,7 @@ func (w *Worker) handle(msg *Message) {
 		})
 	case partsLoaded:
 		var paths []string
-		if json.Unmarshal(msg.Params.get("paths"), &paths) == nil {
+		if w.pool.Kind.singleFile() && json.Unmarshal(msg.Params.get("paths"), &paths) == nil {
 			w.pool.onParts(w, paths)
 		}
 	default:
@@ -465,9 +465,10 @@ func (w *Worker) handle(msg *Message) {
 // ---- Messages to the process
 
 // enqueue queues a message for the process, unless that is ending. It does not wait: a module that
-// does not read may be waiting for usher to read. The caller holds the lock.
+// does not read may be waiting for usher to read. If too many are queued, those without a call are
+// dropped, such as answers to pings. The caller holds the lock.
 func (w *Worker) enqueue(c *call, line []byte) {
-	if w.state < workerStopping {
+	if w.state < workerStopping && (c != nil || len(w.input) < maxInput) {
 		w.input = append(w.input, input{c, append(line, '\n')})
 		wake(w.queued)
 	}

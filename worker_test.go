@@ -54,6 +54,28 @@ func TestStartErrorIsNamed(t *testing.T) {
 		"exited at startup (exit status 1): a: b\n", "Error: no key\n")
 }
 
+// A process that sends requests of its own and reads no answers can't fill the memory with them.
+func TestAnswersToPingsAreBounded(t *testing.T) {
+	w := testWorker(kindExecutable, true, Caller{})
+	defer w.stop(nil)
+	for range maxInput + 10 {
+		w.handle(&Message{ID: json.RawMessage("1"), Method: "ping"})
+	}
+	check(t, "answers that wait", len(w.input), maxInput)
+}
+
+// Only usher's own shims report the files that they have loaded.
+func TestServersReportNoParts(t *testing.T) {
+	for kind, want := range map[Kind]int{kindPython: 1, kindExecutable: 0} {
+		w := testWorker(kind, false, Caller{})
+		defer w.stop(nil)
+		reports := 0
+		w.pool.onParts = func(*Worker, []string) { reports++ }
+		w.handle(&Message{Method: partsLoaded, Params: objectOf(`{"paths":["/x"]}`)})
+		check(t, "reports of "+string(kind), reports, want)
+	}
+}
+
 // testWorker returns a worker without a process, in a pool without a registry, which is swept until the
 // worker stops. Its log is discarded.
 func testWorker(kind Kind, perSession bool, owner Caller) *Worker {
