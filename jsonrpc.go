@@ -213,9 +213,7 @@ func encodeRequest(id json.RawMessage, method string, params object) []byte {
 
 // encodeResult encodes a successful response.
 func encodeResult(id json.RawMessage, result object) []byte {
-	message := object{versionMember, {"id", id}, {"result", []byte{}}}
-	b := message.appendTo(make([]byte, 0, message.size()+result.size())) // a result may be large
-	return append(result.appendTo(bytes.TrimSuffix(b, []byte{'}'})), '}')
+	return object{versionMember, {"id", id}, {"result", result.encode()}}.encode()
 }
 
 // encodeError encodes an error response. It omits an absent id: unlike JSON-RPC, MCP's schema
@@ -302,11 +300,8 @@ func members(raw json.RawMessage) object {
 }
 
 // encode returns the object's text, without members whose value is nil.
-func (o object) encode() json.RawMessage { return o.appendTo(make([]byte, 0, o.size())) }
-
-// appendTo appends the object's text to b, as encode returns it.
-func (o object) appendTo(b []byte) []byte {
-	b = append(b, '{')
+func (o object) encode() json.RawMessage {
+	b := append(make([]byte, 0, o.size()), '{')
 	for _, f := range o {
 		if f.value == nil {
 			continue
