@@ -110,17 +110,15 @@ type writeToken struct {
 	step    func(string)  // called at each step of a write; tests stop there
 }
 
-// newWriteToken returns the token of a data folder, which need not exist yet. On Linux, a
-// held name's host includes the pid namespace: the pids of another container mean nothing
-// here, even if it has the same host name.
+// newWriteToken returns the token of a data folder, which need not exist yet. If another container has
+// the same host name, its holders may count as dead, and lose the token before their write: see above.
 func newWriteToken(dataDir string) *writeToken {
 	host, _ := os.Hostname()
 	host = strings.NewReplacer(".", "-", "/", "-", `\`, "-").Replace(host)
-	namespace, _ := os.Readlink("/proc/self/ns/pid") // such as pid:[4026531836]
 	return &writeToken{
 		dataDir: dataDir,
 		dir:     filepath.Join(dataDir, "claims.lock"),
-		host:    host[:min(len(host), 64)] + strings.Trim(namespace, "pid:[]"),
+		host:    host[:min(len(host), 64)],
 		stale:   30 * time.Second,
 		timeout: 10 * time.Second,
 		step:    func(string) {},

@@ -54,8 +54,6 @@ func TestTokenIsTakenFromTheDead(t *testing.T) {
 		{"alive here", []string{held(0, here, me)}, fmt.Sprintf("%s.%d", here, me)},
 		{"dead here", []string{held(0, here, dead)}, ""},
 		{"a zombie here", []string{held(0, here, zombiePID(t))}, ""},
-		{"of another pid namespace",
-			[]string{held(0, strings.TrimRight(here, "0123456789"), dead)}, "held"},
 		{"elsewhere", []string{held(0, "elsewhere", dead)}, "elsewhere." + strconv.Itoa(dead)},
 		{"elsewhere, old", []string{held(31*time.Second, "elsewhere", 7)}, ""},
 		{"alive here, old", []string{held(31*time.Second, here, me)}, ""},
