@@ -89,30 +89,30 @@ const (
 	maxStreamsOf  = 256  // notification streams per principal, listens included
 )
 
-// counter counts what its keys use, in items or bytes. It forgets a key that uses nothing.
-// Safe for concurrent use.
-type counter[K comparable] struct {
+// counter counts what its keys use, in items or bytes. Most keys are principals. counter compares keys
+// with ==, and forgets a key that uses nothing. Safe for concurrent use.
+type counter struct {
 	perKey int // the most that one key may use
 	// limitOf returns the most that a key may use; nil: perKey.
-	limitOf func(K) int
+	limitOf func(any) int
 	total   int // the most that all keys together may use; 0: unlimited
 
 	mu      sync.Mutex // guards the fields below
-	used    map[K]int
-	all     int        // the sum of used
-	waiting []*slot[K] // in order
+	used    map[any]int
+	all     int     // the sum of used
+	waiting []*slot // in order
 }
 
 // reserve counts n more for a key, unless that would exceed a limit. If it returns true, the caller
 // must release n.
-func (c *counter[K]) reserve(key K, n int) bool {
+func (c *counter) reserve(key any, n int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.reserveLocked(key, n)
 }
 
 // reserveLocked does the work of reserve. The caller holds c.mu.
-func (c *counter[K]) reserveLocked(key K, n int) bool {
+func (c *counter) reserveLocked(key any, n int) bool {
 	total := cmp.Or(c.total, math.MaxInt)
 	most := c.perKey
 	if c.limitOf != nil {
@@ -126,7 +126,7 @@ func (c *counter[K]) reserveLocked(key K, n int) bool {
 }
 
 // release counts n fewer for a key, and gives the room to slots that wait.
-func (c *counter[K]) release(key K, n int) {
+func (c *counter) release(key any, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.addLocked(key, -n)
@@ -134,9 +134,9 @@ func (c *counter[K]) release(key K, n int) {
 }
 
 // addLocked counts n more for a key, even beyond the limits. The caller holds c.mu.
-func (c *counter[K]) addLocked(key K, n int) {
+func (c *counter) addLocked(key any, n int) {
 	if c.used == nil {
-		c.used = make(map[K]int)
+		c.used = make(map[any]int)
 	}
 	c.all += n
 	c.used[key] += n
@@ -146,14 +146,14 @@ func (c *counter[K]) addLocked(key K, n int) {
 }
 
 // count returns what a key uses.
-func (c *counter[K]) count(key K) int {
+func (c *counter) count(key any) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.used[key]
 }
 
 // busy reports whether slots wait for room.
-func (c *counter[K]) busy() bool {
+func (c *counter) busy() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.waiting) > 0
@@ -161,8 +161,8 @@ func (c *counter[K]) busy() bool {
 
 // grantWaiting gives the room that is left to the slots that have waited longest. A key that has
 // used up its own share does not hold up others. The caller holds c.mu.
-func (c *counter[K]) grantWaiting() {
-	c.waiting = slices.DeleteFunc(c.waiting, func(s *slot[K]) bool {
+func (c *counter) grantWaiting() {
+	c.waiting = slices.DeleteFunc(c.waiting, func(s *slot) bool {
 		if s.state == slotWaiting && c.reserveLocked(s.key, 1) {
 			s.state = slotRunning
 			close(s.granted)
@@ -173,9 +173,9 @@ func (c *counter[K]) grantWaiting() {
 
 // slot counts one item of a key, which may have to wait for room. free does nothing for a
 // nil slot.
-type slot[K comparable] struct {
-	counter *counter[K]
-	key     K
+type slot struct {
+	counter *counter
+	key     any
 
 	// Guarded by counter.mu:
 	state   slotState
@@ -194,7 +194,7 @@ const (
 
 // grant queues the slot, first come, first served, and returns a channel that is closed
 // when the slot counts or is free again. The caller must call release.
-func (s *slot[K]) grant() (granted <-chan struct{}) {
+func (s *slot) grant() (granted <-chan struct{}) {
 	c := s.counter
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,10 +208,10 @@ func (s *slot[K]) grant() (granted <-chan struct{}) {
 }
 
 // release makes room for good. It does not block.
-func (s *slot[K]) release() { s.free(slotReleased) }
+func (s *slot) release() { s.free(slotReleased) }
 
 // free makes room, and sets the slot's new state. It does not block.
-func (s *slot[K]) free(state slotState) {
+func (s *slot) free(state slotState) {
 	if s == nil {
 		return
 	}

@@ -43,9 +43,9 @@ type serverConfig struct {
 // Server answers MCP messages. Safe for concurrent use.
 type Server struct {
 	serverConfig
-	suspended suspendedCalls      // calls that wait for their clients to return
-	requests  counter[*Principal] // being answered
-	streams   counter[*Principal] // open notification streams
+	suspended suspendedCalls // calls that wait for their clients to return
+	requests  counter        // being answered
+	streams   counter        // open notification streams
 }
 
 // newServer returns a server without sessions.
@@ -53,11 +53,11 @@ func newServer(c serverConfig) *Server {
 	return &Server{
 		serverConfig: c,
 		suspended: suspendedCalls{
-			asking:    counter[*Principal]{perKey: maxSuspended},
+			asking:    counter{perKey: maxSuspended},
 			questions: make(map[string]*question),
 		},
-		requests: counter[*Principal]{perKey: maxInFlight},
-		streams:  counter[*Principal]{perKey: maxStreamsOf},
+		requests: counter{perKey: maxInFlight},
+		streams:  counter{perKey: maxStreamsOf},
 	}
 }
 
@@ -112,7 +112,7 @@ type request struct {
 	ctx     context.Context         // ends with the request; set by begin
 	cancel  context.CancelCauseFunc // ends ctx
 	arrived time.Time
-	counter *counter[*Principal] // counts the request
+	counter *counter // counts the request
 }
 
 // newRequest returns the request that msg makes in from.session. Messages of the request and
@@ -587,8 +587,8 @@ var errStaleState = rpcErrorf(codeInvalidParams, "requestState is no longer vali
 // suspendedCalls are the calls of clients without sessions that may have to wait for
 // their clients to return. Safe for concurrent use.
 type suspendedCalls struct {
-	running sync.WaitGroup      // all calls, suspended or not
-	asking  counter[*Principal] // questions that are not answered
+	running sync.WaitGroup // all calls, suspended or not
+	asking  counter        // questions that are not answered
 
 	mu        sync.Mutex
 	questions map[string]*question // by the requestState that continues their calls, once

@@ -34,10 +34,10 @@ const (
 
 // memory limits the bytes that are held for principals. Safe for concurrent use.
 type memory struct {
-	maxBody   int          // bytes of one body
-	strangers any          // the principal of all unauthenticated senders
-	unknown   counter[any] // bytes held for strangers
-	known     counter[any] // bytes held for the other principals
+	maxBody   int     // bytes of one body
+	strangers any     // the principal of all unauthenticated senders
+	unknown   counter // bytes held for strangers
+	known     counter // bytes held for the other principals
 
 	mu       sync.Mutex
 	arriving []*reservation // for bodies of strangers, the oldest first
@@ -96,8 +96,8 @@ var errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
 type reservation struct {
 	memory    *memory
 	principal any
-	counter   *counter[any] // of bytes held for principals like this one
-	size      atomic.Int64  // bytes
+	counter   *counter     // of bytes held for principals like this one
+	size      atomic.Int64 // bytes
 
 	// Of an HTTP request, else zero:
 	w       http.ResponseWriter

@@ -72,8 +72,8 @@ type Registry struct {
 	ctx           context.Context // ends with the registry
 	cancel        context.CancelFunc
 	running       sync.WaitGroup // goroutines; one of them waits for the end of each process
-	introspecting counter[Kind]  // modules that need no build
-	building      counter[Kind]  // modules whose introspection begins with a build
+	introspecting counter        // modules that need no build
+	building      counter        // modules whose introspection begins with a build
 
 	scanning sync.Mutex    // held during a scan
 	scanned  time.Time     // when the last scan began; guarded by scanning
@@ -94,8 +94,8 @@ type Registry struct {
 func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
-		introspecting:  counter[Kind]{perKey: maxIntrospections, total: maxIntrospections},
-		building:       counter[Kind]{perKey: max(1, runtime.NumCPU()/2)},
+		introspecting:  counter{perKey: maxIntrospections, total: maxIntrospections},
+		building:       counter{perKey: max(1, runtime.NumCPU()/2)},
 		modules:        make(map[string]*moduleOwner),
 		changed:        make(chan struct{}),
 	}
@@ -365,8 +365,8 @@ type moduleOwner struct {
 	cancel   context.CancelFunc
 	latest   atomic.Pointer[Module] // for the next catalog; changed with mu locked
 	loaded   atomic.Pointer[parts]  // of the newest version, as far as they are known
-	slots    counter[*Principal]    // running calls, of all versions
-	rooms    counter[*Principal]    // processes of all versions; see pool
+	slots    counter                // running calls, of all versions
+	rooms    counter                // processes of all versions; see pool
 
 	// Guarded by Registry.scanning.
 	source source // the newest; zero until its first version begins
@@ -383,8 +383,8 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 	o := &moduleOwner{
 		registry: r,
 		log:      r.Log.With("module", found.Name, "kind", found.Kind, "file", found.file()),
-		slots:    counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
-		rooms:    counter[*Principal]{limitOf: roomsOf, total: maxProcs},
+		slots:    counter{perKey: maxRunningOf, total: maxRunning},
+		rooms:    counter{limitOf: roomsOf, total: maxProcs},
 	}
 	o.latest.Store(&Module{source: found, owner: o, Pending: true})
 	o.loaded.Store(&parts{})
@@ -690,7 +690,7 @@ func (o *moduleOwner) writeCache(s source, m *manifest) {
 func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	r := o.registry
 	defer catch(o.log, &err)
-	slot := &slot[Kind]{counter: &r.introspecting, key: p.Kind}
+	slot := &slot{counter: &r.introspecting, key: p.Kind}
 	if p.Kind == kindGo {
 		slot.counter = &r.building
 		o.log.Info("building")

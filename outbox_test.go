@@ -143,7 +143,7 @@ func TestSlowReadersHaveTime(t *testing.T) {
 
 // heldBytes returns the bytes that are held for all principals.
 func heldBytes(m *memory) (sum int) {
-	for _, c := range []*counter[any]{&m.known, &m.unknown} {
+	for _, c := range []*counter{&m.known, &m.unknown} {
 		c.mu.Lock()
 		sum += c.all
 		c.mu.Unlock()

@@ -53,8 +53,8 @@ type poolConfig struct {
 	shell      *shellRunner    // runs the calls of a shell module instead of processes; else nil
 
 	// The limits are those of the module: its versions share them.
-	slots *counter[*Principal] // running calls
-	rooms *counter[*Principal] // processes, until they have ended; nil counts all without a claim
+	slots *counter // running calls
+	rooms *counter // processes, until they have ended; nil counts all without a claim
 
 	// start starts w's process. It returns when w is ready or has ended, or an error if w has got no
 	// process. onLists is called when the lists of a process have been read, and onParts when a shim
@@ -157,7 +157,7 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 		}
 	}
 	// The process comes first: a slot that waits for a build would keep others from running.
-	c.slot = &slot[*Principal]{counter: p.slots, key: caller.Principal}
+	c.slot = &slot{counter: p.slots, key: caller.Principal}
 	err := caller.Principal.waitFor(c.ctx, c.slot.grant())
 	if err == nil {
 		p.begin(c)
@@ -309,8 +309,8 @@ func (p *pool) run(w *Worker) {
 	w.room.release()
 }
 
-// roomsOf returns how many processes of a module a key may have.
-func roomsOf(key *Principal) int {
+// roomsOf returns how many processes of a module a principal may have; nil is for all without a claim.
+func roomsOf(key any) int {
 	if key == nil {
 		return maxProcsOpen
 	}

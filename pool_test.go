@@ -27,8 +27,8 @@ func testConfig(name string, perSession bool) poolConfig {
 		perSession: perSession,
 		ends:       context.Background(),
 		running:    new(sync.WaitGroup),
-		slots:      &counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
-		rooms:      &counter[*Principal]{limitOf: roomsOf, total: maxProcs},
+		slots:      &counter{perKey: maxRunningOf, total: maxRunning},
+		rooms:      &counter{limitOf: roomsOf, total: maxProcs},
 		onLists:    func(*Worker, *manifest) {},
 	}
 }
@@ -355,7 +355,7 @@ func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 		}()
 		await(t, "a module that waits", r.introspecting.busy)
 		for range others {
-			(&slot[Kind]{counter: &r.introspecting}).grant()
+			(&slot{counter: &r.introspecting}).grant()
 		}
 		r.introspecting.release(kindExecutable, 1)
 		<-done

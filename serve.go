@@ -373,7 +373,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		log:           d.log,
 		stopped:       stopped,
 		getenv:        d.app.getenv,
-		inFlight:      counter[*Principal]{perKey: maxInFlight},
+		inFlight:      counter{perKey: maxInFlight},
 	}
 	d.server = newServer(serverConfig{
 		modules:      d.registry,

@@ -85,9 +85,9 @@ func TestShellCallReleasesItsSlot(t *testing.T) {
 		kept:    t.Context(),
 		check:   func(s source) (source, error) { return s, nil },
 	}
-	running := counter[*Principal]{perKey: 1}
+	running := counter{perKey: 1}
 	c := newCall(t.Context(), Caller{})
-	c.slot = &slot[*Principal]{counter: &running, key: everyone}
+	c.slot = &slot{counter: &running, key: everyone}
 	<-c.slot.grant()
 	_, err := runner.request(c, "tools/call", object{{"name", quote("f")}})
 	must(t, err)

@@ -56,7 +56,7 @@ type Webhooks struct {
 	log      *slog.Logger
 	stopped  context.Context     // ends when the daemon stops waiting: calls are cancelled
 	getenv   func(string) string // for the keys of signatures
-	inFlight counter[*Principal] // deliveries whose bodies have arrived; all are of senders
+	inFlight counter             // deliveries whose bodies have arrived; all are of senders
 }
 
 // delivery is one request on its way to a method. receive fills it in, step by step.

@@ -278,7 +278,7 @@ func webhooksOf(modules *Registry) *testWebhooks {
 		log:           quiet,
 		stopped:       context.Background(),
 		getenv:        func(string) string { return "k" },
-		inFlight:      counter[*Principal]{perKey: maxInFlight},
+		inFlight:      counter{perKey: maxInFlight},
 	}}
 }
 

@@ -62,7 +62,7 @@ type call struct {
 	name    string                  // of the tool, prompt or resource
 	ctx     context.Context         // ends if the caller cancels the call, or it takes too long
 	cancel  context.CancelCauseFunc // ends ctx
-	slot    *slot[*Principal]       // released once the call no longer runs; nil for usher's own calls
+	slot    *slot                   // released once the call no longer runs; nil for usher's own calls
 	worker  *Worker                 // nil for a shell function
 	id      string                  // in messages of the process
 	token   json.RawMessage         // the caller's own progress token; nil for none
@@ -125,7 +125,7 @@ type Worker struct {
 	log       *slog.Logger
 	owner     Caller             // the first caller of a process for one Member; zero for a shared process
 	caps      clientCaps         // what usher declares that the process can ask its clients for
-	room      *slot[*Principal]  // its place among the processes of the module; nil if it needs none
+	room      *slot              // its place among the processes of the module; nil if it needs none
 	stateless bool               // it speaks statelessProtocol; constant once ready is closed
 	sessions  bool               // it has said that it also speaks a revision with sessions; constant as well
 	info      object             // the module's description of itself in the handshake; constant as well
@@ -182,7 +182,7 @@ func newWorker(p *pool, owner Caller) *Worker {
 		w.owner.Ask = nil
 	}
 	if owner.Principal != nil { // else it is usher's own or shared: hardly ever more than one
-		w.room = &slot[*Principal]{counter: p.rooms}
+		w.room = &slot{counter: p.rooms}
 		if owner.Principal.exists() { // else all principals without a claim count together, under nil
 			w.room.key = owner.Principal
 		}

@@ -319,10 +319,10 @@ func TestServersConfirmNothing(t *testing.T) {
 	inSync(t, func(t *testing.T) {
 		w := testWorker(kindExecutable, false, Caller{})
 		defer w.cancel()
-		running := counter[*Principal]{perKey: 1}
+		running := counter{perKey: 1}
 		caller := Caller{Principal: everyone, Notify: func(string, object) {}}
 		c := newCall(t.Context(), caller)
-		c.slot = &slot[*Principal]{counter: &running, key: everyone}
+		c.slot = &slot{counter: &running, key: everyone}
 		<-c.slot.grant()
 		must(t, w.startCall(c, "tools/call", nil))
 		w.takeAll()
