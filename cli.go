@@ -29,7 +29,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"math"
-	"mime/multipart"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -353,7 +352,7 @@ func (a *app) parseArguments(words []string) (func(*schema) object, error) {
 		return nil, usageErrorf("ARGUMENTS: want name=value words, a JSON object, or -")
 	}
 	return func(s *schema) object {
-		return withoutWebhook(append(given, formParams(&multipart.Form{Value: texts}, s)...))
+		return withoutWebhook(append(given, formParams(texts, jsonLists{}, "", s)...))
 	}, nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"log/slog"
 	"mime"
@@ -200,8 +201,8 @@ func (h *Webhooks) receive(d *delivery) (err error) {
 // them, because the path may turn out to be theirs.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	h.modules.WaitStart(ctx, scopeAll())
-	ready := true // the view contains all modules
 	// Webhooks are not scoped: whoever has the secret may deliver to all of them.
+	ready := true // the view contains all modules
 	tool, claimants := h.modules.View(scopeAll(), nil).Hook(d.path)
 	if tool == nil && claimants == nil {
 		if !d.unproven {
@@ -373,64 +374,106 @@ const (
 	multipartType = "multipart/form-data"
 )
 
-// parseType returns the content type of a body, and the boundary of a multipart one. It refuses
-// types that can't contain fields, and compressed bodies. Some services, such as AWS SNS, send JSON as
-// text/plain or without a type.
-func parseType(h http.Header) (kind, boundary string, err error) {
+// parseType returns the content type of a body, and its parameters. It refuses types that can't
+// contain fields, and compressed bodies. Some services, such as AWS SNS, send JSON as text/plain or
+// without a type.
+func parseType(h http.Header) (kind string, params map[string]string, err error) {
 	text := cmp.Or(h.Get("Content-Type"), "application/json")
-	kind, params, err := mime.ParseMediaType(text)
+	kind, params, err = mime.ParseMediaType(text)
 	isJSON := kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json")
 	coding := strings.Join(h.Values("Content-Encoding"), ",")
 	isCoded := coding != "" && !strings.EqualFold(coding, "identity")
 	if err != nil || isCoded || !isJSON && kind != formType && kind != multipartType {
-		return "", "", httpErrorf(http.StatusUnsupportedMediaType,
+		return "", nil, httpErrorf(http.StatusUnsupportedMediaType,
 			"content type %q: want application/json or a form, not encoded", clipText(text+" "+coding, 100))
 	}
-	return kind, params["boundary"], nil
+	return kind, params, nil
 }
 
 // parameters returns the fields of a JSON object or of a form, or a JSON array as the field
 // items, for SendGrid and HubSpot. A delivery without a body has no parameters: some services
 // send such deliveries to test the URL. Errors are *fault.
 func parameters(h http.Header, body []byte, s *schema) (object, error) {
-	kind, boundary, err := parseType(h)
+	kind, params, err := parseType(h)
 	body = bytes.TrimPrefix(body, []byte(byteOrderMark))
 	text := bytes.TrimSpace(body)
 	if err != nil || len(text) == 0 {
 		return nil, err
 	}
-	form := &multipart.Form{}
+	texts := make(url.Values)
+	values := make(jsonLists)
+	ok := true
 	switch {
-	case kind == multipartType: // in memory: its limit is the size of the body, which was read
-		reader := multipart.NewReader(bytes.NewReader(body), boundary)
-		form, err = reader.ReadForm(int64(len(body)))
+	case kind == multipartType:
+		ok = readParts(multipart.NewReader(bytes.NewReader(body), params["boundary"]), texts, values)
 	case text[0] == '[' && checkJSON(text, "") == nil:
 		return object{{"items", oneLine(text)}}, nil
 	case kind == formType && text[0] != '{': // curl -d sends JSON as a form, too
 		// A semicolon separates nothing, says the standard of browsers, but package url refuses it.
-		form.Value, err = url.ParseQuery(strings.ReplaceAll(string(body), ";", "%3B"))
+		texts, err = url.ParseQuery(strings.ReplaceAll(string(body), ";", "%3B"))
 	default:
 		return jsonObject(body)
 	}
-	if err != nil || !areNamesUTF8(form) {
+	if err != nil || !ok || !utf8.ValidString(strings.Join(sortedKeys(texts), "/")) {
 		return nil, httpErrorf(
 			http.StatusBadRequest,
 			"the body is not a well-formed %s, with names in UTF-8",
 			kind,
 		)
 	}
-	return formParams(form, s), nil
+	return formParams(texts, values, params["charset"], s), nil
 }
 
-// areNamesUTF8 reports whether JSON can carry the names of the fields and files of a form.
-func areNamesUTF8(form *multipart.Form) bool {
-	names := sortedKeys(form.Value)
-	for name, files := range form.File {
-		for _, file := range files {
-			names = append(names, name, file.Filename)
+// jsonLists are lists of values, by the name of a parameter.
+type jsonLists map[string][]json.RawMessage
+
+// readParts reads the texts and files of a multipart form, and reports whether it could read all. The
+// reader decodes quoted-printable, and removes the folders of a file's name. readParts can't read
+// base64, which hardly anybody sends.
+func readParts(reader *multipart.Reader, texts url.Values, files jsonLists) bool {
+	for {
+		part, err := reader.NextPart()
+		if err != nil {
+			return err == io.EOF // an unfinished form has another error
+		}
+		content, err := io.ReadAll(part)
+		name := part.FormName()
+		file := part.FileName()
+		kind := part.Header.Get("Content-Type")
+		coding := part.Header.Get("Content-Transfer-Encoding")
+		switch {
+		case err != nil, name == "", !utf8.ValidString(name + file + kind),
+			strings.EqualFold(coding, "base64"):
+			return false
+		case file == "":
+			texts.Add(name, decodeText(string(content), kind))
+		default:
+			files[name] = append(files[name], object{
+				{"contentType", quote(kind)},
+				{"filename", quote(file)},
+				{"size", marshal(len(content))},
+				textOrBase64(content),
+			}.encode())
 		}
 	}
-	return utf8.ValidString(strings.Join(names, "/"))
+}
+
+// likeLatin1 matches the names of ISO-8859-1 and windows-1252, which senders confuse, and content types
+// with such a charset.
+var likeLatin1 = regexp.MustCompile(`(?i)\b(iso-8859-1|windows-1252)\b`)
+
+// decodeText decodes a text in ISO-8859-1 or windows-1252, as its charset or content type declares it. It
+// does not change a text that is UTF-8, or in another charset. In HTML, the number of a character below
+// 256 means a byte of windows-1252 or, if windows-1252 does not define it, of ISO-8859-1; but 0 is invalid.
+func decodeText(text, charset string) string {
+	if utf8.ValidString(text) || !likeLatin1.MatchString(charset) {
+		return text
+	}
+	var escaped strings.Builder
+	for _, b := range []byte(text) {
+		fmt.Fprintf(&escaped, "&#%d;", b)
+	}
+	return strings.ReplaceAll(html.UnescapeString(escaped.String()), "\ufffd", "\x00")
 }
 
 // byteOrderMark begins the JSON and the forms of some senders, above all those of .NET.
@@ -451,27 +494,25 @@ func jsonObject(body []byte) (object, error) {
 	return list, nil
 }
 
-// formParams converts a form to parameters. If a field named payload contains a JSON object, as
-// GitHub sends it, the object replaces the form, unless the method has a parameter named payload.
-// The fields are sorted: errors and tests are then the same each time.
-func formParams(form *multipart.Form, s *schema) (list object) {
-	values := make(map[string][]json.RawMessage)
-	for name, texts := range form.Value {
-		for _, text := range texts {
-			value := textOrBase64([]byte(text))
-			if value.key == "base64" {
-				value.value = object{value}.encode()
+// formParams converts a form to parameters. values contains its files, and formParams adds the texts. If
+// a field named payload contains a JSON object, as GitHub sends it, the object replaces the form, unless
+// the method has a parameter named payload. charset is that of the content type. If it is "", a field
+// may name the charset of all texts, as PayPal does it, or contain one for each text, as SendGrid does
+// it. The parameters are sorted: errors and tests are then the same each time.
+func formParams(texts url.Values, values jsonLists, charset string, s *schema) (list object) {
+	charsets := members([]byte(texts.Get("charsets")))
+	for name := range texts {
+		for _, text := range texts[name] {
+			text = decodeText(text, cmp.Or(charset, texts.Get("charset"), charsets.text(name)))
+			value := quote(text)
+			if !utf8.ValidString(text) {
+				value = object{textOrBase64([]byte(text))}.encode()
 			}
-			values[name] = append(values[name], value.value)
-		}
-	}
-	for name, files := range form.File {
-		for _, file := range files {
-			values[name] = append(values[name], fileValue(file))
+			values[name] = append(values[name], value)
 		}
 	}
 	// GitHub sends a field. A file of this name is not JSON to take apart.
-	if sent := form.Value["payload"]; len(sent) == 1 && s.Properties["payload"] == nil {
+	if sent := texts["payload"]; len(sent) == 1 && s.Properties["payload"] == nil {
 		if payload, err := jsonObject([]byte(sent[0])); err == nil {
 			return payload
 		}
@@ -482,19 +523,6 @@ func formParams(form *multipart.Form, s *schema) (list object) {
 		}
 	}
 	return list
-}
-
-// fileValue converts a file in a form. The name of the file has no folders: package multipart
-// removes them.
-func fileValue(file *multipart.FileHeader) json.RawMessage {
-	reader, _ := file.Open() // can't fail, because the file is in memory
-	content, _ := io.ReadAll(reader)
-	return object{
-		{"contentType", quote(file.Header.Get("Content-Type"))},
-		{"filename", quote(file.Filename)},
-		{"size", marshal(file.Size)},
-		textOrBase64(content),
-	}.encode()
 }
 
 // textOrBase64 returns a member text with the bytes of a sender or, if they are not UTF-8, base64.

@@ -7,9 +7,11 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"html"
 	"io"
 	"mime/multipart"
 	"net/textproto"
+	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -242,6 +244,89 @@ func TestWebhookFilesBecomeObjects(t *testing.T) {
 	const raw = "--b\r\nContent-Disposition: form-data; name=\"a\"; filename=\"\xc3\x28\"\r\n\r\n\r\n--b--"
 	a = d.send(t, "POST", "m/handleAny", raw, "Content-Type: multipart/form-data; boundary=b")
 	wantArguments(t, a, 400, raw, "names in UTF-8")
+}
+
+// A text in ISO-8859-1 or windows-1252 is decoded if the part, else the content type, else the field
+// charset, else the field charsets says so. Every other text that is not UTF-8 keeps its bytes.
+func TestWebhookTextIsDecodedByItsCharset(t *testing.T) {
+	t.Parallel()
+	d := startBodies(t, nil)
+	all := ""  // all bytes that are not ASCII
+	want := "" // HTML reads numbers of characters as bytes of windows-1252
+	for b := 0x80; b <= 0xFF; b++ {
+		all += fmt.Sprintf("%%%02x", b)
+		want += html.UnescapeString(fmt.Sprintf("&#%d;", b))
+	}
+	everything := fmt.Sprintf(`{"t":%s}`, marshal(want))
+	for _, row := range []struct{ charset, body, want string }{
+		{"; charset=windows-1252", "t=" + all, everything},
+		{"; charset=ISO-8859-1", "t=" + all, everything},
+		{`; charset="Iso-8859-1"`, "t=%80", `{"t":"€"}`},
+		{`; charset=windows-1252`, "t=%00%26amp;%0d%0a%ff", `{"t":"\u0000&amp;\r\nÿ"}`},
+		{"; charset=windows-1252", "t=%C3%A9", `{"t":"é"}`}, // UTF-8 after all
+		{"; charset=utf-8", "t=%E9", `{"t":{"base64":"6Q=="}}`},
+		{"; charset=utf-16", "t=%E9", `{"t":{"base64":"6Q=="}}`},
+		{"; charset=iso-8859-15", "t=%A4", `{"t":{"base64":"pA=="}}`},
+		{"", "t=%E9&charset=windows-1252", `{"charset":"windows-1252","t":"é"}`},
+		{"", "t=%E9&t=%FC&charset=ISO-8859-1", `{"charset":"ISO-8859-1","t":["é","ü"]}`},
+		{"; charset=koi8-r", "t=%E9&charset=windows-1252",
+			`{"charset":"windows-1252","t":{"base64":"6Q=="}}`},
+		{"", "t=%E9&u=%E9&charsets={'t':'iso-8859-1','u':'koi8-r'}",
+			`{"charsets":"{'t':'iso-8859-1','u':'koi8-r'}","t":"é","u":{"base64":"6Q=="}}`},
+		{"", "t=%E9&charsets={", `{"charsets":"{","t":{"base64":"6Q=="}}`},
+		{"", "t=%E9&charsets=%E9", `{"charsets":{"base64":"6Q=="},"t":{"base64":"6Q=="}}`},
+	} {
+		body := strings.ReplaceAll(row.body, "'", `"`)
+		want := strings.ReplaceAll(row.want, "'", `\"`)
+		t.Run(row.charset+" "+clipText(body, 50), func(t *testing.T) {
+			a := d.send(t, "POST", "m/handleAny", body, "Content-Type: "+formType+row.charset)
+			wantArguments(t, a, 200, body, want)
+		})
+	}
+	latin := "text/plain; charset=iso-8859-1"
+	kind, body := multipartBody(
+		part{"p", "", latin, "\xe9"},
+		part{"k", "", "", "\xe9"},
+		part{"q", "", "", "\xe9"},
+		part{"f", "a.txt", latin, "\xe9"}, // a file keeps its bytes
+		part{"charsets", "", "", `{"k":"koi8-r","q":"windows-1252"}`},
+	)
+	a := d.send(t, "POST", "m/handleAny", body, "Content-Type: "+kind)
+	wantArguments(t, a, 200, body, `{"charsets":"{\"k\":\"koi8-r\",\"q\":\"windows-1252\"}",`+
+		`"f":{"contentType":"`+latin+`","filename":"a.txt","size":1,"base64":"6Q=="},`+
+		`"k":{"base64":"6Q=="},"p":"é","q":"é"}`)
+}
+
+// A part of a form that can't be decoded exactly is refused.
+func TestWebhookPartIsDecodedExactlyOrRefused(t *testing.T) {
+	t.Parallel()
+	d := startBodies(t, nil)
+	for _, row := range []struct{ header, content, want string }{
+		{`; name="a"` + "\r\nContent-Transfer-Encoding: quoted-printable", "=C3=A9=\r\n!", `{"a":"é!"}`},
+		{`; name="a"` + "\r\nContent-Transfer-Encoding: Binary", "x=3D", `{"a":"x=3D"}`},
+		{`; name="a"` + "\r\nContent-Transfer-Encoding: Base64", "aGk=", ""},
+		{`; name="a"; filename="b"` + "\r\nContent-Transfer-Encoding: base64", "aGk=", ""},
+		{`; name="a"` + "\r\nContent-Transfer-Encoding: quoted-printable", "=zz", `{"a":"=zz"}`},
+		{``, "lost", ""},
+		{`; name="a"; name="b"`, "lost", ""},
+		{`; name="a"; filename="b"c"`, "lost", ""},
+		{"; name=\"\xe9\"; filename=b", "", ""},
+		{`; name="a"; filename=b` + "\r\nContent-Type: \xe9", "", ""},
+	} {
+		t.Run(row.header+row.content, func(t *testing.T) {
+			body := "--b\r\nContent-Disposition: form-data" + row.header +
+				"\r\n\r\n" + row.content + "\r\n--b--"
+			status := 200
+			if row.want == "" {
+				status = 400
+			}
+			a := d.send(t, "POST", "m/handleAny", body, "Content-Type: multipart/form-data; boundary=b")
+			wantArguments(t, a, status, body, row.want)
+			body = strings.TrimSuffix(body, "--b--")
+			a = d.send(t, "POST", "m/handleAny", body, "Content-Type: multipart/form-data; boundary=b")
+			wantArguments(t, a, 400, body, "well-formed") // an unfinished form
+		})
+	}
 }
 
 // _webhook contains the request's headers, without the secret, its query, its time and its
