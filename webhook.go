@@ -320,13 +320,13 @@ func (d *delivery) meta() json.RawMessage {
 	headers := map[string]string{"host": d.req.Host}
 	for name, values := range d.req.Header {
 		if name != secretHeader && (d.rule.scheme != "token" || name != d.rule.headers[0]) {
-			headers[strings.ToLower(name)] = strings.Join(values, ", ")
+			headers[strings.ToLower(name)] = decodeText(strings.Join(values, ", "), "iso-8859-1")
 		}
 	}
 	// The first value of each name: most methods want a text, not a list.
 	query := make(map[string]string)
 	for name, values := range d.req.URL.Query() {
-		query[name] = values[0]
+		query[decodeText(name, "iso-8859-1")] = decodeText(values[0], "iso-8859-1")
 	}
 	meta := map[string]any{
 		"method":    http.MethodPost,

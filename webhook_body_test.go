@@ -358,6 +358,9 @@ func TestWebhookMetaSaysTheRequest(t *testing.T) {
 			"user-agent": "Go-http-client/1.1", "host": d.address(),
 		},
 	})
+	a = d.deliver(t, "m/handleAny?a=%E9&%E9=1", body, shown, "X-Name: \xe9") // no charset is declared
+	check(t, "query", string(field(a.Body, webhookParam, "query")), `{"a":"é","é":"1"}`)
+	check(t, "header", stringField(field(a.Body, webhookParam, "headers"), "x-name"), "é")
 	for body, want := range map[string]string{"": `""`, "s=\x00%ff": `"s=\u0000%ff"`} {
 		a := d.send(t, "POST", "m/handleAny", body, shown, "Content-Type: "+formType)
 		raw := field(a.Body, webhookParam, "rawBody")
