@@ -917,7 +917,7 @@ func parseTTL(s string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 || d > maxTTL/factor {
-		return 0, errors.New("want a duration such as 30m, 1h30m, 7d or 2w, up to 100 years")
+		return 0, errors.New("want a duration such as 30m, 7d or 2w, up to 100 years")
 	}
 	return d * factor, nil
 }

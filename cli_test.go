@@ -310,8 +310,7 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"serve -open=yes", 2, "-open: want true or false"},
 		{"serve -watch=yes", 2, "-watch: want true or false"},
 		{"call a x Ada -dir DIR", 2, "want name=value words, a JSON object"},
-		{"call none x -dir DIR", 1, "none.usher.sh has no methods: docs/modules.md says what " +
-			"makes a function one"},
+		{"call none x -dir DIR", 1, "none.usher.sh has no methods: see docs/modules.md"},
 		{"modules -scope ", 2, "no such folder"},
 		{"modules -scope cli.go", 2, "no such folder"},
 		{"claim -base LOCKED", 1, "claims.lock"},

@@ -99,7 +99,7 @@ func parseMessage(raw []byte) (*Message, error) {
 	var problem string
 	switch {
 	case o == nil:
-		problem = "a message must be a JSON object: batches are not supported"
+		problem = "want a JSON object: batches are not supported"
 	case id != nil && m.ID == nil && m.Err == nil:
 		problem = "id must be a string or an integer of at most " + formatSize(maxID)
 	case o.text("jsonrpc") != "2.0":

@@ -407,7 +407,7 @@ func (s *stormClient) callOnce(t *testing.T, module, kind, word string, owners *
 	ask := fakeAsk{Mark: word, Asks: []fakeWish{askFor(kind, word)}}
 	for {
 		pid, got, text := askGot(s.Call(module+"_ask", ask))
-		notSure := module == "silent" && strings.Contains(text, "can't tell which call")
+		notSure := module == "silent" && strings.Contains(text, "can't tell which")
 		if notSure || strings.Contains(text, "is busy") {
 			continue
 		}

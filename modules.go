@@ -642,7 +642,7 @@ func newModule(o *moduleOwner, p *pool, offered *manifest) *Module {
 		}
 	}
 	if len(m.Methods)+len(m.Problems) == 0 && m.Kind.singleFile() {
-		m.Problems = append(m.Problems, "no methods: docs/modules.md says what makes a function one")
+		m.Problems = append(m.Problems, "no methods: see docs/modules.md")
 	}
 	return m
 }

@@ -136,7 +136,7 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 		}
 		l.Tools = append(l.Tools, tool)
 		if len(t.Name) > maxToolName {
-			note("%s: some clients refuse this name: with mcp__usher__ it has over 64 characters", t.Name)
+			note("%s: some clients refuse it: with mcp__usher__, it has over 64 characters", t.Name)
 		}
 		if claimants != nil {
 			note("%s: not served, as several webhooks have the path %s: %s",

@@ -106,7 +106,7 @@ var (
 // errKeepsClaim refuses to give an HTTP+SSE session, which a URL names, another claim.
 // Otherwise somebody could hand out the session's URL and wait for another person's code.
 var errKeepsClaim error = httpErrorf(http.StatusBadRequest,
-	"an HTTP+SSE session can't change its claim: present the code when you open its stream")
+	"an HTTP+SSE session keeps its claim: present the code when you open it")
 
 // Gate decides which principal a request is from and what the principal may reach. Safe
 // for concurrent use.

@@ -189,7 +189,7 @@ func TestLogHasTheNotes(t *testing.T) {
 	d := daemonOptions{env: map[string]string{}}.startReady(t, dir)
 	const fails = `level=WARN msg="module note" module=m file=.*/m.usher ` +
 		`note="handleIt: deliveries fail: @signature: X_SIGNING_SECRET is not set"`
-	const name = `level=WARN msg="module note" module=m .* note="m_y+: some clients refuse this name`
+	const name = `level=WARN msg="module note" module=m .* note="m_y+: some clients refuse it`
 	count := func(line string) int {
 		return len(regexp.MustCompile("(?m)"+line).FindAllString(d.Log.String(), -1))
 	}

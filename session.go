@@ -361,4 +361,4 @@ func (t *sessionTable) end(s *Session) {
 // errNoSession refuses a request whose session has ended or never existed. Clients then
 // begin a new one (MCP, basic/transports, "Session Management").
 var errNoSession error = httpErrorf(http.StatusNotFound,
-	"this session is unknown or has ended: send initialize again")
+	"this session is unknown or ended: send initialize again")

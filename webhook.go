@@ -417,7 +417,7 @@ func parameters(h http.Header, body []byte, s *schema) (object, error) {
 	if err != nil || !ok || !utf8.ValidString(strings.Join(sortedKeys(texts), "/")) {
 		return nil, httpErrorf(
 			http.StatusBadRequest,
-			"the body is not a well-formed %s, with names in UTF-8",
+			"the body is no well-formed %s with names in UTF-8",
 			kind,
 		)
 	}
@@ -440,10 +440,9 @@ func readParts(reader *multipart.Reader, texts url.Values, files jsonLists) bool
 		name := part.FormName()
 		file := part.FileName()
 		kind := part.Header.Get("Content-Type")
-		coding := part.Header.Get("Content-Transfer-Encoding")
 		switch {
 		case err != nil, name == "", !utf8.ValidString(name + file + kind),
-			strings.EqualFold(coding, "base64"):
+			strings.EqualFold(part.Header.Get("Content-Transfer-Encoding"), "base64"):
 			return false
 		case file == "":
 			texts.Add(name, decodeText(string(content), kind))

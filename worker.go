@@ -933,7 +933,7 @@ type clientRequest struct {
 var (
 	errNoAnswer = rpcErrorf(codeInternal, "the client did not answer within %v", askTimeout)
 	errNotSure  = rpcErrorf(codeInternal,
-		"can't tell which call this is for, as the process may run several: call again")
+		"can't tell which of several calls this is for: call again")
 	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access")
 	errNotInCall = rpcErrorf(codeInternal, "the call this belongs to has ended")
 )
