@@ -53,11 +53,13 @@ func module(t testing.TB, text string) *Module {
 func TestUnsharedMethods(t *testing.T) {
 	t.Parallel()
 	a, b := module(t, "/w/a.usher.py:a"), module(t, "/w/x/b.usher.py:b")
-	twin := module(t, "/w/y/b.usher.py:b")
+	twin, prompter := module(t, "/w/y/b.usher.py:b"), module(t, "/w/z/p.usher:p")
+	prompter.Lists = map[string][]json.RawMessage{"prompts": {json.RawMessage(`{"name":"x"}`)}}
 	for m, docs := range map[*Module][]string{
-		a:    {"", "@webhook a\\n@unshared", "@internal\\n@webhook c"},
-		b:    {"@webhook b\\n@unshared"},
-		twin: {""},
+		a:        {"", "@webhook a\\n@unshared", "@internal\\n@webhook c"},
+		b:        {"@webhook b\\n@unshared"},
+		twin:     {""},
+		prompter: {"@unshared"},
 	} {
 		m.Methods = nil
 		for i, doc := range docs {
@@ -68,11 +70,12 @@ func TestUnsharedMethods(t *testing.T) {
 			m.Methods = append(m.Methods, parseMethod(json.RawMessage(text), m.Kind))
 		}
 	}
-	catalog := newCatalog([]*Module{a, b, twin})
+	catalog := newCatalog([]*Module{a, b, twin, prompter})
 	for scope, want := range map[Scope]string{
-		scopeAll():       "a_f0, a_f1, x-b_f0, y-b_f0 of a x-b y-b",
-		scopeDir("/w"):   "a_f0, b_f0 of a b",
+		scopeAll():       "a_f0, a_f1, p_f0, x-b_f0, y-b_f0 of a p x-b y-b",
+		scopeDir("/w"):   "a_f0, b_f0 of a b p",
 		scopeDir("/w/x"): " of",
+		scopeDir("/w/z"): " of p",
 	} {
 		v := catalog.View(scope, nil)
 		got := itemNames(v.Tools) + " of"
