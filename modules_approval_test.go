@@ -310,6 +310,11 @@ func TestLinkLeavesItsTargetAlone(t *testing.T) {
 		os.Symlink("../z/a.usher.sh", dir+"/b/a.usher.py")))
 	check(t, "modules", sortedKeys(scanFolders([]string{dir}).sources),
 		[]string{dir + "/z/a.usher.sh#a"})
+	// With several DIRs, a link belongs to the one that it was found below.
+	other := t.TempDir()
+	must(t, os.Symlink(dir+"/z/a.usher.sh", other+"/far.usher.sh"))
+	found := scanFolders([]string{other, t.TempDir()}).sources[other+"/far.usher.sh#far"]
+	check(t, "the DIR of a link", found.Root, other)
 }
 
 // A module that comes later is hosted with -watch, which is the default without
