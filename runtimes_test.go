@@ -285,9 +285,9 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	dir := tempDir(t)
 	workspace := dir + "/workspace"
 	write(t, dir+"/other/evil.usher.py", "")
-	must(t, os.Mkdir(workspace, 0o755))
+	write(t, workspace+"/gone.usher.sh", "")
 	r := registryOf(t, registryConfig{Roots: []string{workspace}})
-	must(t, os.Remove(workspace))
+	must(t, os.RemoveAll(workspace))
 	must(t, os.Symlink(dir+"/other", workspace))
 	r.Watch = true
 	r.Refresh(t.Context(), time.Now())
