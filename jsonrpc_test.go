@@ -135,6 +135,7 @@ func TestQuote(t *testing.T) {
 		must(t, json.Unmarshal(quote("a"+string(c)+"z"), &back))
 		check(t, fmt.Sprintf("U+%04X", c), back, "a"+string(c)+"z")
 	}
+	check(t, "a byte that is not UTF-8", string(quote("a\xffz")), `"a\ufffdz"`)
 }
 
 // Ids have the same key if they are the same number or the same text.
