@@ -37,6 +37,9 @@ func TestTagsBecomeSchemas(t *testing.T) {
 		{"a parameter's text", "go", "@param a the a",
 			`{"type":"object","properties":{"a":{"type":"string"}}}`,
 			noText(closed + `{"a":{"type":"string","description":"the a"}}}`)},
+		{"the default of the code", "node", "@param [a=2] the a",
+			`{"type":"object","properties":{"a":{"type":"number","default":1}}}`,
+			noText(closed + `{"a":{"type":"number","default":1,"description":"the a"}}}`)},
 		{"parameters of a shell function", "shell",
 			`@param {string} a - the a\n@param {integer} [n=3] how many`, object,
 			noText(closed + `{"a":{"type":"string","description":"the a"},` +
@@ -245,13 +248,14 @@ func TestArgumentsAreChecked(t *testing.T) {
 		`"either":{}`: `parameter "either.rows" is required: integer`,
 		`"shape":{}`: `parameter "shape": want object with kind, radius or ` +
 			`object with kind, size, got object`,
-		`"square":{"kind":"square"}`:   `parameter "square.size" is required`,
-		`"square":{"kind":"cube"}`:     `parameter "square.kind": want one of "square"`,
-		`"square":[]`:                  `parameter "square": want object with kind, size or null, got`,
-		`"strict":{"b":1}`:             `parameter "strict.b" is unknown: want a`,
-		`"I":1`:                        `parameter "I" is unknown: want a, any, at, b, counts,`,
-		`"either":{"rows":1,"ROWS":2}`: `parameter "either.ROWS" is unknown: want note, rows`,
-		`"level":[]`:                   `parameter "level": want one of 1,"x",null`,
+		`"square":{"kind":"square"}`:    `parameter "square.size" is required`,
+		`"square":{"kind":"cube"}`:      `parameter "square.kind": want one of "square"`,
+		`"square":[]`:                   `parameter "square": want object with kind, size or null, got`,
+		`"strict":{"b":1}`:              `parameter "strict.b" is unknown: want a`,
+		`"strict":{"b":1,"_webhook":1}`: `parameter "strict.b" is unknown: want a`,
+		`"I":1`:                         `parameter "I" is unknown: want a, any, at, b, counts,`,
+		`"either":{"rows":1,"ROWS":2}`:  `parameter "either.ROWS" is unknown: want note, rows`,
+		`"level":[]`:                    `parameter "level": want one of 1,"x",null`,
 		`"at":"tomorrow"`: `parameter "at": ` +
 			`want a time such as 2006-01-02T15:04:05Z`,
 		`"tree":` + strings.Repeat(`{"left":`, 999) + `{}` +
