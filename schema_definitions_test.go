@@ -314,6 +314,9 @@ func TestDefinitionsAreWrittenOtherwise(t *testing.T) {
 		`{"inputSchema":{"type":"object"},"name":"x"}`,
 	)
 	check(t, "problem", problem, "")
+	cleaned, _ = cleanDefinition("tools", json.RawMessage(`{"name":"x","inputSchema":{"type":"object",`+
+		`"properties":{"a":{"type":"array","items":5}}}}`))
+	checkContains(t, "items that were wrong", string(cleaned), `"items":{}`)
 }
 
 // An outputSchema that the official SDKs can't compile, as conformance/definitions.mjs shows, is dropped
