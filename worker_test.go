@@ -206,6 +206,7 @@ func TestUnreadableAnswerFailsItsCall(t *testing.T) {
 		"no result":             {`{"jsonrpc":"2.0","id":2}`, "can't be read"},
 		"members that are null": {`{"jsonrpc":"2.0","id":2,"method":null,"error":null,"result":{}}`, "<nil>"},
 		"a word with an id":     {`user: {"id":2}`, errTimeout.Error()},
+		"a log line with an id": {`{"id":2,"level":"info"}`, errTimeout.Error()},
 		"too long":              {`{"jsonrpc":"2.0","id":2,"result":"`, "larger than 64 MiB"},
 		"too long, no answer": {`{"jsonrpc":"2.0","method":"x","params":"`,
 			errTimeout.Error()},
@@ -369,6 +370,21 @@ func TestQueuedMessagesEndWithTheirCall(t *testing.T) {
 	}
 }
 
+// One write takes long messages one by one, however long: those that wait can still be dropped.
+func TestLongMessagesAreWrittenAlone(t *testing.T) {
+	t.Parallel()
+	w := testWorker(kindPython, false, Caller{})
+	defer w.cancel()
+	w.makeReady()
+	long := quote(strings.Repeat("x", maxWrite))
+	for _, line := range [][]byte{long, []byte("1"), []byte("2"), long} {
+		w.send(slices.Clone(line))
+	}
+	for _, want := range []int{len(long) + 1, len("1\n2\n"), len(long) + 1, 0} {
+		check(t, "bytes of a write", len(w.takeInput()), want)
+	}
+}
+
 // Ids that a module changed into text, or into a number with a fraction, are those of its calls.
 func TestIDsAreTolerated(t *testing.T) {
 	t.Parallel()
@@ -495,6 +511,77 @@ func TestAskHasOneCaller(t *testing.T) {
 			check(t, "asked later", asked(""), cmp.Or(tt.later, tt.want))
 		})
 	}
+}
+
+// A call is not silent while the module waits for a client's answer, whichever call of the session
+// the module asks in.
+func TestAskIsNoSilence(t *testing.T) {
+	inSync(t, func(t *testing.T) {
+		alice := Caller{Principal: principal("alice"), Stream: func() *outbox { return nil }}
+		w := testWorker(kindExecutable, true, alice)
+		defer w.cancel()
+		w.pool.timeout = time.Minute
+		w.makeReady()
+		var calls []*call
+		for range 2 {
+			c := newCall(t.Context(), alice)
+			c.worker = w
+			must(t, w.startCall(c, "tools/call", nil))
+			w.update(func() {
+				c.heard = time.Now()
+				w.pool.calls[c] = true
+			})
+			calls = append(calls, c)
+		}
+		var err error
+		w.update(func() {
+			_, err = w.newAsk(&Message{ID: quote("x"), Method: "roots/list"})
+		})
+		must(t, err)
+		pass(2 * time.Minute)
+		for _, c := range calls {
+			check(t, "while a client is asked", context.Cause(c.ctx), nil)
+		}
+		w.handle(&Message{
+			Method: "notifications/cancelled",
+			Params: objectOf(`{"requestId":"x"}`),
+		})
+		pass(2 * time.Minute)
+		for _, c := range calls {
+			checkContains(t, "later", fmt.Sprint(context.Cause(c.ctx)), errTimeout.Error())
+		}
+	})
+}
+
+// A process has at most maxAsks open requests to clients of one principal. No two have the same id.
+func TestOpenAsksAreBounded(t *testing.T) {
+	t.Parallel()
+	w := testWorker(kindPython, false, Caller{})
+	defer w.cancel()
+	w.makeReady()
+	ask := func(c *call, id int) error {
+		msg := &Message{
+			ID:     json.RawMessage(fmt.Sprint(id)),
+			Method: "roots/list",
+			Params: objectOf(fmt.Sprintf(`{"_meta":{%q:%s}}`, metaCall, c.id)),
+		}
+		var err error
+		w.update(func() { _, err = w.newAsk(msg) })
+		return err
+	}
+	start := func(name string) *call {
+		c := newCall(t.Context(), Caller{Principal: principal(name)})
+		must(t, w.startCall(c, "tools/call", nil))
+		return c
+	}
+	alice := start("alice")
+	for id := range maxAsks {
+		must(t, ask(alice, id))
+	}
+	checkContains(t, "one more", fmt.Sprint(ask(alice, maxAsks)), "too many open requests")
+	bob := start("bob")
+	must(t, ask(bob, maxAsks))
+	checkContains(t, "an open id", fmt.Sprint(ask(bob, 0)), "already in use")
 }
 
 // usher ends a process that does not confirm a cancellation in time, unless it is a hosted
