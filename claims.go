@@ -1,8 +1,8 @@
 // Claims: codes, records, the file that contains them, and the principals. Nothing here
 // depends on HTTP, sessions, scopes or modules.
 //
-// A lookup costs one stat, and a read after a change. It notices every change to claims.json except
-// an in-place edit that preserves size, inode and mtime.
+// A lookup costs one stat, and a read if claims.json has changed. It notices every change except an
+// in-place edit that preserves size, inode and mtime.
 
 package main
 
@@ -171,7 +171,7 @@ type Principal struct {
 // The principals without a claim, which never end.
 var (
 	everyone  = &Principal{ctx: context.Background()} // clients without a claim
-	strangers = &Principal{ctx: context.Background()} // senders without secret, sessions of ended claims
+	strangers = &Principal{ctx: context.Background()} // unproven senders, sessions of ended claims
 	senders   = &Principal{ctx: context.Background()} // of accepted deliveries
 )
 
