@@ -843,7 +843,7 @@ func isTerminal(w io.Writer) bool {
 		return false
 	}
 	info, err := f.Stat()
-	null, _ := os.Stat(os.DevNull) // which is a character device too
+	null, _ := os.Stat(os.DevNull) // also a character device, but no terminal
 	return err == nil && info.Mode()&os.ModeCharDevice != 0 && !os.SameFile(info, null)
 }
 
