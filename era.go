@@ -341,9 +341,9 @@ func (result object) forClient(era eras, life string) object {
 	return withMeta(result, "io.modelcontextprotocol/serverInfo", usherInfo())
 }
 
-// status returns the HTTP status for an error. From MCP 2026-07-28 on
-// (basic/transports/streamable-http), every error response has this status. In earlier
-// revisions, only the refusal of a malformed message has it.
+// status returns the HTTP status for an error: the one for its JSON-RPC code, else its Status, else
+// 200. From MCP 2026-07-28 on (basic/transports/streamable-http), every error response of JSON-RPC
+// has this status. In earlier revisions, only refusals of the message or of the HTTP request have it.
 func (e *fault) status() int {
 	switch e.Code {
 	case codeNoMethod:
@@ -404,7 +404,7 @@ func parseIdentity(h http.Header, method string, identity object) (c clientProfi
 	if err = errors.Join(wrong...); err == nil {
 		return c, nil
 	}
-	first := *asFault(err) // with the texts of all
+	first := *asFault(err) // its code, and the texts of all
 	first.Message = strings.ReplaceAll(err.Error(), "\n", "; ")
 	return c, &first
 }
