@@ -111,7 +111,8 @@ type writeToken struct {
 }
 
 // newWriteToken returns the token of a data folder, which need not exist yet. If another container has
-// the same host name, its holders may count as dead, and lose the token before their write: see above.
+// the same host name, a holder there may count as dead here, and lose the token before its write: see
+// the comment above.
 func newWriteToken(dataDir string) *writeToken {
 	host, _ := os.Hostname()
 	host = strings.NewReplacer(".", "-", "/", "-", `\`, "-").Replace(host)
