@@ -34,7 +34,8 @@ import (
 //go:embed runtimes/gomain.go.txt
 var goMainText string
 
-// goDataText is the format of the other part, which contains what the module's file says.
+// goDataText is the format of the rest of the generated main: what it knows of the module's file. See
+// generateMain for its arguments.
 //
 //go:embed runtimes/gomain.fmt
 var goDataText string
@@ -296,9 +297,9 @@ func (s *goSource) build(
 		"(install Go from https://go.dev/dl): %v", s.base, err)
 }
 
-// goParts is a template for go list: of a package in the main Go module, the folder, if the
-// package can be imported, and the embedded files. The package of the module itself belongs to no
-// Go module, as it is listed by its files.
+// goParts is a template for go list. For each package of the main Go module, it prints the folder,
+// if the package can be imported, and the embedded files, one path per line. The package of the
+// usher module itself belongs to no Go module, because go list gets its files.
 //
 //go:embed runtimes/parts.tmpl
 var goParts string
@@ -313,8 +314,8 @@ func goConfigs(dir string) (paths []string) {
 	return paths
 }
 
-// runGo runs the go command in dir until ctx ends. It returns everything that the command
-// prints.
+// runGo runs the go command in dir until the command or ctx ends. It returns everything that the
+// command prints, or nothing if ctx has ended.
 func runGo(ctx context.Context, log *slog.Logger, dir string, args []string) (string, error) {
 	var output bytes.Buffer
 	cmd := exec.Command("go", args...)
@@ -346,7 +347,7 @@ var goMessages = strings.NewReplacer(
 // goNoise matches reports of progress, empty lines, and ./ before a file.
 var goNoise = regexp.MustCompile(`(?m)^((# |go: downloading ).*)?\n|^\./`)
 
-// goErrors returns the messages of the go command, one per line.
+// goErrors returns the messages in the output of the go command, one per line; "" for none.
 func goErrors(text string) string {
 	return strings.TrimSpace(goNoise.ReplaceAllString(goMessages.Replace(text), ""))
 }
