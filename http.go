@@ -39,8 +39,8 @@ func httpErrorf(status int, format string, args ...any) *fault {
 	return &fault{Code: codeRefused, Status: status, Message: text}
 }
 
-// errMethod returns the refusal of a request whose method is not one of allowed. It sets the header
-// Allow of the answer.
+// errMethod returns the refusal of a request whose method is not one of allowed, such as "GET, POST".
+// It also sets Allow in h, the headers of the answer.
 func errMethod(h http.Header, allowed string) error {
 	h.Set("Allow", allowed)
 	return httpErrorf(http.StatusMethodNotAllowed, "this method is not allowed here: use %s", allowed)
@@ -180,11 +180,11 @@ type connections struct {
 
 	mu         sync.Mutex
 	open       map[net.Conn]bool      // all
-	unadmitted map[net.Conn]time.Time // those without an admitted request, with their age: see idleAge
+	unadmitted map[net.Conn]time.Time // those without an admitted request, and since when; see idleAge
 }
 
-// idleAge is added to the age of an idle connection. So an idle connection is older than all others,
-// because no request waits that long for its admission.
+// idleAge is added to the age of an idle connection, one between two requests. This makes idle
+// connections the oldest, because no request waits for its admission as long as that.
 const idleAge = time.Hour
 
 // limitConnections limits the connections of a server. files is the number of files that
@@ -279,7 +279,7 @@ func clipText(s string, n int) string {
 	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
-// logText cuts a text of a client or a module for the log.
+// logText returns a text of a client or a module, cut to maxLogged bytes for the log.
 func logText(s string) string { return clipText(s, maxLogged) }
 
 // consistsOf reports whether s contains only characters of alphabet.
