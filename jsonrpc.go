@@ -40,7 +40,7 @@ type fault struct {
 	Code    int             `json:"code"`
 	Message string          `json:"message"` // for clients
 	Data    json.RawMessage `json:"data,omitempty"`
-	Status  int             `json:"-"` // of HTTP; 0 for an error of JSON-RPC, whose code determines it
+	Status  int             `json:"-"` // of HTTP; 0 for an error of JSON-RPC: see the method status
 	Err     error           `json:"-"` // for the owner, instead of Message; nil if Message says everything
 }
 
@@ -52,7 +52,8 @@ func rpcErrorf(code int, format string, args ...any) *fault {
 	return &fault{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// asFault returns the outermost fault in err, or an internal error with err's text.
+// asFault returns the outermost fault in err, or an internal error with err's text and HTTP status
+// 500. err must not be nil.
 func asFault(err error) *fault {
 	if e, ok := errors.AsType[*fault](err); ok {
 		return e
@@ -150,7 +151,7 @@ func integerOf(value json.RawMessage) (digits string, ok bool) {
 	if err != nil || !consistsOf(whole+fraction, "0123456789") {
 		return "", false
 	}
-	// point is where the point is in digits, which begin with the first one that is not 0.
+	// digits begins with the first digit that is not 0; point is the position of the decimal point in it.
 	digits = strings.TrimLeft(whole+fraction, "0")
 	point := len(digits) - len(fraction) + shift
 	digits = strings.TrimRight(digits, "0")
@@ -252,7 +253,7 @@ func appendQuoted(b []byte, s string) []byte {
 	if strings.ContainsFunc(s, isSpecial) {
 		return append(b, marshal(s)...)
 	}
-	// Most strings need no escapes, and encoding/json is slow: it would take a tenth of a call.
+	// Most strings need no escapes, and encoding/json is slow: it would take a tenth of a call's time.
 	b = append(b, '"')
 	b = append(b, s...)
 	return append(b, '"')
