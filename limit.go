@@ -34,7 +34,7 @@ const (
 	maxID = 16 << 10 // bytes of one id or progress token, which messages to the client repeat
 
 	// outbox.go: messages to clients.
-	maxOutbox = 4 << 20 // bytes queued in one outbox, or one message, behind the one being written
+	maxOutbox = 4 << 20 // bytes queued in one outbox behind the message being written, or one larger message
 
 	// scope.go: invalid codes, with -require-claim.
 	guessBudget = 60 // different invalid codes per minute looked up at once, for the whole daemon
@@ -54,7 +54,7 @@ const (
 	maxShellOutput = 4 << 20 // bytes of one call's result
 
 	// worker.go: one process of a module.
-	maxInput      = 1000     // messages queued for one process, of those that belong to no call
+	maxInput      = 1000     // messages queued for one process, beyond which those without a call are dropped
 	maxWorkerLine = 64 << 20 // bytes of one line of a process, of a client of stdio, or of the daemon at -url
 	maxAsks       = 64       // unanswered asks of one process to clients of one principal
 	maxLoggedLine = 16 << 10 // bytes logged of one stray line, or of a traceback
@@ -89,8 +89,8 @@ const (
 	maxStreamsOf  = 256  // notification streams per principal, listens included
 )
 
-// counter counts what its keys use, in items or bytes. Most keys are principals. counter compares keys
-// with ==, and forgets a key that uses nothing. Safe for concurrent use.
+// counter counts what its keys use, in items or bytes. Most keys are principals. A counter compares
+// keys with ==, and forgets a key that uses nothing. Safe for concurrent use.
 type counter struct {
 	perKey int // the most that one key may use
 	// limitOf returns the most that a key may use; nil: perKey.
