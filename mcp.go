@@ -565,7 +565,7 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 // countAnswer returns what a client answered to a module. The answer counts until the request ends,
 // because the call may keep it until then.
 func (r *request) countAnswer(answer *Message) (object, error) {
-	size := answer.Result.size() + len(marshal(answer.Err)) // one of them is nil
+	size := answer.Result.size() + len(marshal(answer.Err)) // one of the two is nil
 	held := r.server.memory.reserve(r.principal)
 	err := held.grow(size)
 	context.AfterFunc(r.ctx, held.end)
@@ -643,7 +643,8 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 	}
 	c.request.caller.Notify = c.notify
 	c.request.caller.Ask = c.ask
-	// Parts of the message would keep all of it in memory. For the token, see reporter.
+	// The params are copied, because parts of the message would keep all of it in memory. See reporter
+	// for the token.
 	c.request.id = nil
 	c.request.params = members(withMeta(r.params, "progressToken", json.RawMessage("0")).encode())
 	c.request.ctx, c.request.cancel = context.WithCancelCause(r.server.stopped)
