@@ -5,11 +5,11 @@
 // net/http has taken the last byte: net/http buffers a few KiB. Nothing here depends on MCP
 // methods or webhooks.
 //
-// What usher makes of a body or of a line of a process takes the place of that body or line, and
-// counts in its stead: decoded objects can be twenty times as large for a moment, and a request that
-// its process has not read is in memory twice. Nobody's are: headers; lists that all callers share,
-// until one is copied for an answer; errors that answer an HTTP request; usher's own
-// notifications; and the line that a process has sent until its id names a call.
+// Data that usher makes from a body or from a line of a process counts as much as that body or line,
+// in its place. It may use more: decoded objects can be twenty times as large for a moment, and a
+// request that its process has not read yet is in memory twice. Some bytes count for nobody: headers;
+// lists that all callers share, until one is copied for an answer; errors that answer an HTTP request;
+// usher's own notifications; and a line of a process, until its id names a call.
 
 package main
 
@@ -161,8 +161,8 @@ func (r *reservation) handle(log *slog.Logger, serve func() error) {
 	log.Info("refused", "status", r.fail(err), "why", logText(explain(err)))
 }
 
-// fail refuses the request with an error, and returns the status. It shows any error but a fault as
-// an internal error.
+// fail refuses the request with err, and returns the HTTP status of the answer. The sender sees an
+// error that is no fault as an internal error.
 func (r *reservation) fail(err error) (status int) {
 	e, isFault := errors.AsType[*fault](err)
 	if !isFault {
@@ -170,7 +170,7 @@ func (r *reservation) fail(err error) (status int) {
 	}
 	status = e.status()
 	switch status {
-	case http.StatusUnauthorized: // some senders, such as Twilio, send the password in their URL only then
+	case http.StatusUnauthorized: // some senders, such as Twilio, send the password only when asked
 		r.w.Header().Set("WWW-Authenticate", `Basic realm="usher"`)
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		r.w.Header().Set("Retry-After", "5")
@@ -248,7 +248,7 @@ func (r *reservation) write(status int, kind string, body []byte) {
 	_ = r.writeParts(body) // an error means that the client has gone
 }
 
-// writeJSON is write for JSON, to which it appends a newline.
+// writeJSON writes a complete answer: value, which is JSON and may be modified, and a newline.
 func (r *reservation) writeJSON(status int, value []byte) {
 	r.write(status, "application/json", append(value, '\n'))
 }
