@@ -42,7 +42,7 @@ const (
 	maxPoll   = 30 * time.Second
 	pollShare = 20 // scans may take 1/pollShare of the time
 
-	publishDelay  = 50 * time.Millisecond // between two catalogs
+	publishDelay  = 50 * time.Millisecond // the least time between two catalogs
 	retryDelay    = 5 * time.Second       // before a call tries a module again that failed
 	retryInterval = time.Minute           // before a scan tries it again; see also moduleOwner.onLists
 
@@ -110,8 +110,8 @@ func newRegistry(c registryConfig) *Registry {
 	return r
 }
 
-// Close ends every process of every module and waits for them. No request may be in progress or begin
-// any longer.
+// Close ends every process of every module and waits for them. All requests must have ended, and none
+// may begin.
 func (r *Registry) Close() {
 	r.cancel()
 	r.running.Wait()
