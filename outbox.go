@@ -70,9 +70,9 @@ func (o *outbox) open() bool {
 	return o.startLocked()
 }
 
-// answer queues the answer to the request with an id. The answer counts; if there is no room for
-// it, it becomes an error. The last answer, which may be nil, ends the outbox, and is queued only if
-// the outbox is a stream by then. answer reports whether it is one.
+// answer queues msg, the answer to the request with an id. The answer counts; without room for it,
+// answer queues an error instead. The last answer, which may be nil, ends the outbox, and is queued
+// only if the outbox is a stream by then. answer reports whether the outbox is a stream.
 func (o *outbox) answer(id json.RawMessage, msg []byte, last bool) (isStream bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
