@@ -34,7 +34,7 @@ const (
 	sweepTime   = time.Second            // between two sweeps
 	sessionIdle = 10 * time.Minute       // how long a process of one Member is kept without a call
 	roomIdle    = time.Minute            // without a call, after which a process may make room for another
-	year        = 365 * 24 * time.Hour   // longer than any process is idle
+	year        = 365 * 24 * time.Hour   // longer than any process is idle, or any pause after a crash
 	slowCall    = 10 * time.Second       // after which the log says that a call is running
 	crashMemory = time.Minute            // how long a crash counts
 	crashPause  = 5 * time.Second        // between a crash, from the second on, and a new start
@@ -76,8 +76,9 @@ type pool struct {
 	mu      sync.Mutex
 	procs   []*Worker                     // that have not ended, in the order of their first calls
 	calls   map[*call]bool                // under way, or waiting to be made
-	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start;
-	// over a year later for a session whose process has made room, until its next call has failed
+	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start.
+	// If the process of a session has made room, the time is a year ahead, until the session's next call
+	// fails and removes the entry.
 }
 
 // newPool returns a pool without processes, which accepts calls until ctx ends.
@@ -114,7 +115,7 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 		if err := caller.Client.caps.checkInput(result); err != nil {
 			return nil, err
 		}
-		if caller.Member != nil && caller.Stream == nil {
+		if caller.Member != nil && caller.Stream == nil { // a client without a session answers by itself
 			return result, nil
 		}
 		params, err = answerInput(ctx, caller, params, result)
@@ -238,7 +239,7 @@ func (p *pool) enter(c *call) error {
 	c.worker = p.find(member)
 	switch {
 	case p.shell != nil || c.worker != nil:
-	case pause > crashPause:
+	case pause > crashPause: // the process has not crashed, but made room: see makeRoom
 		delete(p.crashed, member)
 		return fmt.Errorf("module %q ended to make room, so its state is lost: call again", p.Name)
 	case pause > 0:
@@ -309,7 +310,8 @@ func (p *pool) run(w *Worker) {
 	w.room.release()
 }
 
-// roomsOf returns how many processes of a module a principal may have; nil is for all without a claim.
+// roomsOf returns how many processes of a module the principal key may have; nil counts all principals
+// without a claim together.
 func roomsOf(key any) int {
 	if key == nil {
 		return maxProcsOpen
@@ -319,7 +321,7 @@ func roomsOf(key any) int {
 
 // makeRoom ends an idle process if w waits for room, unless another one makes room already. It
 // prefers processes of w's principal, then those whose session has no open stream, then those that
-// have been idle longest. The caller holds p.mu.
+// have been idle longest: so the first two count as idle for years. The caller holds p.mu.
 func (p *pool) makeRoom(w *Worker, now time.Time) {
 	if w.room == nil || w.state != workerWaiting {
 		return
@@ -352,7 +354,7 @@ func (p *pool) makeRoom(w *Worker, now time.Time) {
 	}
 	if chosen != nil {
 		p.log.Warn("a process of a session ends to make room for another")
-		if chosen.owner.Stream != nil { // a session knows its state
+		if chosen.owner.Stream != nil { // tell the session, at its next call, that its state is lost
 			p.crashed[chosen.owner.Member] = now.Add(year)
 		}
 		chosen.advance(workerDraining)
