@@ -1,7 +1,7 @@
 //go:build linux || darwin
 
-// What usher asks of Linux and macOS: whether a process is alive, whose a folder is, locks of files,
-// limits.
+// Calls of Linux and macOS: whether a process is alive, who owns a folder, file locks, and the limit of
+// open files.
 
 package main
 
