@@ -98,7 +98,7 @@ func (c *child) end() {
 
 // startChild starts a process with usher's own environment and cmd.Env, except for the secrets of
 // webhooks. If a name occurs twice, the last entry counts. The process leads a group and a session of
-// its own, so it has no terminal. The caller must end it, in a goroutine that Registry.running counts.
+// its own, so it has no terminal. The caller must call end, in a goroutine that Registry.running counts.
 func startChild(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
 	env := slices.Concat(os.Environ(), cmd.Env, []string{"PWD=" + cmd.Dir})
 	cmd.Env = slices.DeleteFunc(env, func(entry string) bool {
@@ -120,7 +120,8 @@ func startChild(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
 	return c, nil
 }
 
-// startPiped starts a process with pipes for its stdout and stderr.
+// startPiped starts a process as startChild does, with pipes for its stdout and stderr. The caller must
+// read and close the outputs.
 func startPiped(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
 	var outputs []*os.File
 	for _, end := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
