@@ -327,7 +327,8 @@ func (l launch) resolve() (launch, error) {
 	return l, fmt.Errorf("%s does not exist, or can't be executed", l.Path)
 }
 
-// unexpanded matches, in a JSON string without spaces, which is no script, what a shell would expand.
+// unexpanded matches ~ or $NAME at the beginning of a JSON string, and $NAME inside it, if / or the end
+// of the string follows: a shell would expand these. It ignores $NAME behind a space, as in a script.
 var unexpanded = regexp.MustCompile(`"(?:~|[^"\s]*\$([A-Z][A-Z0-9_]*))[/"]`)
 
 // variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a
@@ -451,7 +452,8 @@ func scanFolders(roots []string, served ...string) *scan {
 			s.folder(root)
 		}
 	}
-	// A file is one module, and that by its own path, if it has one: a link must not take its place.
+	// Links come last: a file is one module, under its own path if that was found, and a link to it must
+	// not take its place.
 	for _, link := range s.links {
 		s.root = link.root
 		s.file(link.path, link.name, link.kind)
