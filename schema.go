@@ -436,8 +436,8 @@ type schema struct {
 	Items      *schema
 	AnyOf      []*schema
 	OneOf      []*schema // as AnyOf
-	// Pattern is for mcpSchema. It matches the JSON of a value. If that is a string, its text must also
-	// be a regular expression, as those of the keyword pattern are.
+	// Pattern is only used in mcpSchema. It must match the JSON of a value. If the value is a string,
+	// its text must also compile as a regular expression, for the sake of the keyword pattern.
 	Pattern *regexp.Regexp `json:"usher/pattern"`
 
 	// Header is the rest of the name of a header Mcp-Param-HEADER, in which requests repeat
@@ -670,7 +670,8 @@ func (c *argumentCheck) object(s *schema, value *json.RawMessage) *argumentError
 		c.path = append(c.path, f.key)
 		wrong := c.value(property, &list[i].value)
 		c.path = c.path[:len(c.path)-1]
-		// What is left of an outputSchema would mean something else: clients would refuse results.
+		// An outputSchema is repaired by dropping it as a whole: what is left of it would mean something
+		// else, so clients would refuse results.
 		isWhole := c.repairs && slices.Contains(c.path, "outputSchema")
 		isOptional := !isWhole && !slices.Contains(s.Required, f.key)
 		switch {
@@ -766,7 +767,7 @@ func jsonType(value json.RawMessage) string {
 
 // withoutWebhook removes webhookParam, in upper or lower case, from the arguments of a
 // client: a decoder that ignores case would mistake it for usher's own parameter. It also removes
-// __proto__, from which a copy in JavaScript inherits. It reuses the memory of list.
+// __proto__, because a copy made in JavaScript would inherit from it. It reuses the memory of list.
 func withoutWebhook(list object) object {
 	return slices.DeleteFunc(list, func(f member) bool {
 		return strings.EqualFold(f.key, webhookParam) || f.key == "__proto__"
@@ -803,13 +804,13 @@ func methodResult(answer object) object {
 // mediaTypes are the types of files that become an image or audio.
 var mediaTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp", "audio/wave", "audio/mpeg"}
 
-// decodeMedia decodes base64 in a JSON string. mime is the type of an image or audio by its first
-// bytes, "" for other bytes.
+// decodeMedia decodes base64 in a JSON string; data is nil if it is invalid. mime is the type of an
+// image or audio, recognized by its first bytes; "" for other data.
 func decodeMedia(encoded json.RawMessage) (data []byte, mime string) {
-	_ = json.Unmarshal(encoded, &data) // if invalid, none
+	_ = json.Unmarshal(encoded, &data) // no data if it is invalid
 	mime = http.DetectContentType(data)
 	switch {
-	case len(data) > 1 && data[0] == 0xff && strings.IndexByte("\xfb\xf3\xf2", data[1]) >= 0: // no tag
+	case len(data) > 1 && data[0] == 0xff && strings.IndexByte("\xfb\xf3\xf2", data[1]) >= 0: // MP3 without a tag
 		return data, "audio/mpeg"
 	case slices.Contains(mediaTypes, mime):
 		return data, strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples
@@ -854,7 +855,7 @@ func toolResult(value json.RawMessage) object {
 		return contentOf(fields)
 	case fields != nil:
 		return append(textOnly(quote(string(value))), member{"structuredContent", value})
-	case bytes.HasPrefix(value, []byte("[{")) && fitsMCP("contents", value): // not a long list of numbers
+	case bytes.HasPrefix(value, []byte("[{")) && fitsMCP("contents", value): // a list of numbers may be long
 		return object{{"content", value}}
 	}
 	return textOnly(quote(string(value)))
@@ -934,10 +935,10 @@ func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, probl
 
 // completeSchema returns a JSON Schema that means the same, in which each schema of a property is an
 // object, and each schema of an array has items: some clients refuse anything else. A $ref that
-// does not lead into root, the whole schema, becomes null, so that it is dropped; so does what is nested
-// deeper than depth. key is that of value.
+// does not lead into root, the whole schema, becomes null, so that it is dropped. Values nested deeper
+// than depth levels become null, too. key is the key of value.
 func completeSchema(value json.RawMessage, key string, root object, depth int) json.RawMessage {
-	if depth == 0 { // the time to copy a value would be its size times its depth
+	if depth == 0 { // each level copies what is below it, so deep values would take long
 		return json.RawMessage("null")
 	}
 	list := items(value)
