@@ -340,8 +340,8 @@ func (p *Principal) scope() (Scope, error) {
 	return Scope{}, errEnded
 }
 
-// Create makes a session of the principal of from, for an initialize or for the stream of HTTP+SSE, and
-// returns from with this session. No file is written: the session's id contains everything.
+// Create makes a session for the principal in from, for an initialize or for the stream of HTTP+SSE. It
+// returns from with the new session. It writes no file: the session's id contains everything.
 func (g *Gate) Create(from admission, protocol string, caps clientCaps) admission {
 	s := newSession(sessionOrigin{Protocol: protocol, Caps: caps, Claim: from.principal.claimID})
 	s.name = g.sessions.seal(s.sessionOrigin)
