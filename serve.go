@@ -41,9 +41,9 @@ const (
 	idleTimeout   = 2 * time.Minute  // for a connection without a request
 	drainTimeout  = 5 * time.Second  // for calls in flight when the daemon stops
 
-	// Garbage is collected less often than Go's default, which takes a quarter of the CPU time.
+	// With Go's default of 100, collecting garbage takes a quarter of the CPU time.
 	gcPercent = 400
-	gcLimit   = 1 << 30 // bytes of memory, beyond which collections are more frequent
+	gcLimit   = 1 << 30 // bytes of memory, near which Go collects garbage more often
 )
 
 // declareRegistryFlags declares the flags that serve and stdio share. Without -log, the
