@@ -32,25 +32,26 @@ type shellScript struct {
 	about   string
 	docs    object // the comments of functions, by the names of their methods
 
-	functions map[string]string // by the names of their methods; "" if there are several
+	functions map[string]string // names, by the names of their methods; "" if several share a method's name
 }
 
 var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
-	// shellComment matches a comment, the blank lines below it, the name of a function, and what comes
-	// before $1 in the function's first lines.
+	// shellComment matches a comment (group 1), the blank lines below it (2), the name of a function (3),
+	// and the function's first lines up to $1 (4). All but the comment are optional.
 	shellComment = regexp.MustCompile(`^((?:#.*\n?)+)(\s*\n)?` +
 		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{)` +
 		`((?:[^'\n]|\n[^\n#})]|'[^'\n]*')*?\$\{?1)?)?`)
 	shellMargin = regexp.MustCompile(`(?m)^#+ ?`)
 )
 
-// shellMethod returns the name of the method of a function.
+// shellMethod returns the name of the method for a function.
 var shellMethod = strings.NewReplacer("::", "_", ".", "_").Replace
 
 // readScript finds the shell of the script at path (by default sh) and its options, the text
-// about the module (the first comment) and the functions with a comment right above them.
+// about the module (the first comment), and the functions with a comment: right above them, or apart
+// if it has a @param or @returns.
 func readScript(path string) (*shellScript, error) {
 	raw, _, err := readSource(path, kindShell)
 	if err != nil {
@@ -73,16 +74,16 @@ func readScript(path string) (*shellScript, error) {
 	text = "\n" + text
 	for at := strings.Index(text, "\n#"); at >= 0; at = strings.Index(text, "\n#") {
 		m := shellComment.FindStringSubmatch(text[at+1:])
-		text = text[at+len(m[1]):]
+		text = text[at+len(m[1]):] // from the newline that ends the comment
 		doc := shellMargin.ReplaceAllString(m[1], "")
 		tags := parseDoc(doc, kindShell)
 		if m[4] != "" && tags.params == nil {
-			doc += "\n@param $1" // which is reported
+			doc += "\n@param $1" // no valid name, so usher modules reports it
 		}
 		switch {
 		case m[3] != "" && (m[2] == "" || tags.params != nil || tags.returns != ""):
 			name := shellMethod(m[3])
-			if other, ok := s.functions[name]; ok && other != m[3] {
+			if other, ok := s.functions[name]; ok && other != m[3] { // two functions, one name
 				m[3] = ""
 			}
 			s.functions[name] = m[3]
@@ -94,9 +95,9 @@ func readScript(path string) (*shellScript, error) {
 	return s, nil
 }
 
-// listFunctions returns a program that prints which names are functions after
-// the shell has checked the script's syntax and run the script. Reserved words, for example, and
-// text in a here-document are none.
+// listFunctions returns a program for the shell that checks the script's syntax, runs the script,
+// and prints which names are functions then. Reserved words, for example, and text in a
+// here-document are none.
 func (s *shellScript) listFunctions() string {
 	program := s.shell + ` -n "$0" || exit; . "$usher_file" >&2 || :; usher_list`
 	for _, f := range s.docs {
@@ -131,7 +132,8 @@ func (s *shellScript) manifest(functions []string) *manifest {
 //go:embed runtimes/shim.sh
 var shellShim string
 
-// callOf returns a program that calls the function of a method, and the program's arguments.
+// callOf returns a program for the shell that calls the function of a method, and the program's
+// arguments.
 func (s *shellScript) callOf(name string, arguments json.RawMessage) (program string, values []string) {
 	// $0 is the script, so that a module can find files beside it. The script sees none of the
 	// values as its own arguments: many scripts end in "$@". The script may define the function
@@ -232,9 +234,10 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 	return nil, processFault(s.Name, "can't be read", err.Error())
 }
 
-// run runs a program of the shell until it ends, unless the script has lost its approval, and returns its
-// output. If the shell fails, the error is the last lines of stderr. When ctx ends, run ends
-// the shell and everything that it started; otherwise, background processes go on.
+// run runs a program in the script's shell, unless the script has lost its approval, and returns its
+// output. stdin is input; $1, $2, … are values. If the shell fails, the error is the last lines of
+// stderr. When ctx ends, run ends the shell and everything that it started; otherwise, background
+// processes go on.
 func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte,
 	program string, values ...string) (output []byte, err error) {
 	if _, err := s.check(s.source); err != nil {
