@@ -170,7 +170,8 @@ func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params
 		}
 		result, err = r.answer()
 	}
-	// Earlier revisions know an HTTP error only as the failure of a transport or session.
+	// Only stateless revisions have an HTTP status for an error of JSON-RPC. In earlier ones, an HTTP
+	// error means that the transport or the session has failed.
 	status := http.StatusOK
 	if err != nil && r.session.era == stateless && asFault(err).Status == 0 {
 		status = asFault(err).status()
