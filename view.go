@@ -138,8 +138,8 @@ func newView(c *Catalog, key viewKey) *View {
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
 	}
-	// While a link's new file can't be hosted, its module goes on with the old file. If another link
-	// leads there by now, the module of that one has the names alone.
+	// If a link has been changed to a file that can't be hosted, its module goes on with the old file.
+	// If another module has the old file by now, only that one gets names.
 	ofFile := make(map[string]*Module)
 	for _, m := range c.modules {
 		key := m.Source + "#" + m.Name
