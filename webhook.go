@@ -220,7 +220,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	case tool == nil:
 		known := h.modules.View(scopeAll(), nil).HookPaths()
 		i, _ := slices.BinarySearch(known, likeHookPath.ReplaceAllString(d.path, ""))
-		// The log cuts the list, which begins with the nearest in the order of names.
+		// The list begins with the path before d.path in alphabetical order. The log cuts it.
 		return httpErrorf(http.StatusNotFound, "no webhook has this path: see usher modules").
 			because(fmt.Errorf("no webhook has this path, the nearest are %q", known[max(0, i-1):]))
 	}
@@ -409,7 +409,7 @@ func parameters(h http.Header, body []byte, s *schema) (object, error) {
 	case text[0] == '[' && checkJSON(text, "") == nil:
 		return object{{"items", oneLine(text)}}, nil
 	case kind == formType && text[0] != '{': // curl -d sends JSON as a form, too
-		// A semicolon separates nothing, says the standard of browsers, but package url refuses it.
+		// By the URL standard of browsers, only & separates fields, but package url refuses a semicolon.
 		texts, err = url.ParseQuery(strings.ReplaceAll(string(body), ";", "%3B"))
 	default:
 		return jsonObject(body)
@@ -417,7 +417,7 @@ func parameters(h http.Header, body []byte, s *schema) (object, error) {
 	if err != nil || !ok || !utf8.ValidString(strings.Join(sortedKeys(texts), "/")) {
 		return nil, httpErrorf(
 			http.StatusBadRequest,
-			"the body is no well-formed %s with names in UTF-8",
+			"the body is not a well-formed %s with names in UTF-8",
 			kind,
 		)
 	}
@@ -427,9 +427,9 @@ func parameters(h http.Header, body []byte, s *schema) (object, error) {
 // jsonLists are lists of values, by the name of a parameter.
 type jsonLists map[string][]json.RawMessage
 
-// readParts reads the texts and files of a multipart form, and reports whether it could read all. The
-// reader decodes quoted-printable, and removes the folders of a file's name. readParts can't read
-// base64, which hardly anybody sends.
+// readParts adds the texts and files of a multipart form to texts and files, and reports whether it
+// could read all. reader decodes quoted-printable, and removes folders from the name of a file.
+// readParts can't read parts in base64, which hardly anybody sends.
 func readParts(reader *multipart.Reader, texts url.Values, files jsonLists) bool {
 	for {
 		part, err := reader.NextPart()
@@ -457,13 +457,14 @@ func readParts(reader *multipart.Reader, texts url.Values, files jsonLists) bool
 	}
 }
 
-// likeLatin1 matches the names of ISO-8859-1 and windows-1252, which senders confuse, and content types
-// with such a charset.
+// likeLatin1 matches the names of ISO-8859-1 and windows-1252, which senders confuse, also in a content
+// type.
 var likeLatin1 = regexp.MustCompile(`(?i)\b(iso-8859-1|windows-1252)\b`)
 
-// decodeText decodes a text in ISO-8859-1 or windows-1252, as its charset or content type declares it. It
-// does not change a text that is UTF-8, or in another charset. In HTML, the number of a character below
-// 256 means a byte of windows-1252 or, if windows-1252 does not define it, of ISO-8859-1; but 0 is invalid.
+// decodeText decodes text if charset, which may be a content type, is ISO-8859-1 or windows-1252. It
+// returns a text that is UTF-8 or has another charset unchanged. It uses package html as its table: in
+// HTML, &#N; with N below 256 means byte N of windows-1252 or, if that is undefined, of ISO-8859-1. Only
+// &#0; is invalid.
 func decodeText(text, charset string) string {
 	if utf8.ValidString(text) || !likeLatin1.MatchString(charset) {
 		return text
@@ -493,11 +494,11 @@ func jsonObject(body []byte) (object, error) {
 	return list, nil
 }
 
-// formParams converts a form to parameters. values contains its files, and formParams adds the texts. If
+// formParams converts a form to parameters. values contains its files; formParams adds its texts. If
 // a field named payload contains a JSON object, as GitHub sends it, the object replaces the form, unless
-// the method has a parameter named payload. charset is that of the content type. If it is "", a field
-// may name the charset of all texts, as PayPal does it, or contain one for each text, as SendGrid does
-// it. The parameters are sorted: errors and tests are then the same each time.
+// the method has a parameter named payload. charset is the charset of the content type. If it is "",
+// the field charset (PayPal) gives the charset of all texts, or the field charsets (SendGrid) the
+// charset of each. The parameters are sorted: errors and tests are then the same each time.
 func formParams(texts url.Values, values jsonLists, charset string, s *schema) (list object) {
 	charsets := members([]byte(texts.Get("charsets")))
 	for name := range texts {
@@ -550,8 +551,10 @@ func fieldValue(root, s *schema, values []json.RawMessage) json.RawMessage {
 		tries = append([]json.RawMessage{values[0], parsed[0]}, tries...)
 	}
 	text, _ := unquote(values[len(values)-1])
-	// A checkbox without a value sends on; those of Rails send 0 and 1.
-	if flag, err := strconv.ParseBool(strings.ReplaceAll(text, "on", "true")); err == nil {
+	if text == "on" { // from a checkbox without a value; those of Rails send 0 and 1
+		text = "true"
+	}
+	if flag, err := strconv.ParseBool(text); err == nil {
 		tries = append(tries, marshal(flag))
 	}
 	for _, try := range tries {
@@ -562,7 +565,7 @@ func fieldValue(root, s *schema, values []json.RawMessage) json.RawMessage {
 	if string(tries[0]) == `""` {
 		return nil
 	}
-	return tries[1]
+	return tries[1] // parsed
 }
 
 // webhookAnswer is the answer to a delivery. A method that returns an object
