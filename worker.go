@@ -177,7 +177,7 @@ func newWorker(p *pool, owner Caller) *Worker {
 		asks:    make(map[string]*clientRequest),
 	}
 	w.ctx, w.cancel = context.WithCancel(p.ends)
-	if owner.Stream == nil { // its functions are only for its own call, and would keep the call
+	if owner.Stream == nil { // Notify and Ask are for one call, and would keep it in memory
 		w.owner.Notify = nil
 		w.owner.Ask = nil
 	}
@@ -325,7 +325,7 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 	defer catch(w.log, nil)
 	defer stdin.Close()
 	for {
-		runtime.Gosched() // other calls that are ready now share the write
+		runtime.Gosched() // so that other calls that are ready share the write
 		lines := w.takeInput()
 		switch {
 		case lines != nil:
@@ -465,8 +465,8 @@ func (w *Worker) handle(msg *Message) {
 // ---- Messages to the process
 
 // enqueue queues a message for the process, unless that is ending. It does not wait: a module that
-// does not read may be waiting for usher to read. If too many are queued, those without a call are
-// dropped, such as answers to pings. The caller holds the lock.
+// does not read may be waiting for usher to read. If maxInput messages are queued, enqueue drops those
+// without a call, such as answers to pings. The caller holds the lock.
 func (w *Worker) enqueue(c *call, line []byte) {
 	if w.state < workerStopping && (c != nil || len(w.input) < maxInput) {
 		w.input = append(w.input, input{c, append(line, '\n')})
@@ -860,7 +860,7 @@ func (w *Worker) list(ctx context.Context, key string) (all []json.RawMessage, _
 		stale++
 		if len(seen) > known || all == nil {
 			stale = 0
-			all = append(slices.Grow(all, 1), page...) // not nil, even if it is empty
+			all = append(slices.Grow(all, 1), page...) // Grow: all is not nil then, even without items
 		}
 		cursor := result.get("nextCursor")
 		if isNull(cursor) {
@@ -889,8 +889,8 @@ type Caller struct {
 	// Running bounds a call in place of its context, once a runner has received it; nil for callers
 	// whose calls end with their context.
 	Running context.Context
-	// Stream returns the notification stream of the caller's session, or nil. It is nil for callers
-	// without a session.
+	// Stream returns the notification stream of the caller's session, nil if none is open. The field
+	// itself is nil for callers without a session.
 	Stream func() *outbox
 	Client clientProfile
 
@@ -1010,8 +1010,8 @@ func (w *Worker) newAsk(msg *Message) (*clientRequest, error) {
 	if open >= maxAsks {
 		return nil, rpcErrorf(codeInternal, "too many open requests to clients (limit %d)", maxAsks)
 	}
-	kept := &Message{ID: slices.Clone(msg.ID), Method: msg.Method, Params: members(msg.Params.encode())}
 	// kept is a copy: parts of the line would keep all of it in memory until the client answers.
+	kept := &Message{ID: slices.Clone(msg.ID), Method: msg.Method, Params: members(msg.Params.encode())}
 	a := &clientRequest{Message: kept, caller: caller, call: c, done: make(chan struct{})}
 	if c != nil {
 		c.slot.free(slotPaused)
