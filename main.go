@@ -19,8 +19,8 @@
 // the answer returns through an outbox. The files form six layers. A file uses only its
 // own layer and earlier ones:
 //
-//	ground    jsonrpc.go      messages, raw JSON by member, line framing
-//	          http.go         Host and Origin, connections, errors with a status
+//	ground    jsonrpc.go      messages and errors, raw JSON by member, line framing
+//	          http.go         Host and Origin, connections, refusals with a status
 //	          limit.go        the table of limits, the counter
 //	          memory.go       the bytes of a request: its body, its answer, what it leads to
 //	          outbox.go       everything sent to a client: plain JSON or an event stream
@@ -34,7 +34,7 @@
 //	          runtimes.go     which files are modules, and how to run them
 //	          gomodule.go     Go source files as modules
 //	          shell.go        shell scripts as modules
-//	          process.go      processes and their end, also if the daemon is killed
+//	          process.go      processes with groups of their own, and their end
 //	          worker.go       one process of a module, its callers, and how it asks them
 //	          pool.go         the processes of a module
 //	          names.go        the names of modules and tools in a view
@@ -48,9 +48,9 @@
 //	          report.go       the state of the modules, for people; the page for browsers
 //	          cli.go          the commands, their streams, folders and output
 //
-// claims.go, session.go, scope.go and view.go decide who sees what. The central idea is the View: it
-// is built for a scope, and it is the only way to a module, so no other file can widen a
-// scope. house_test.go checks this.
+// claims.go, session.go, scope.go and view.go decide who sees what. The central idea is the
+// View: it is built for a scope, and it is the only way to a module, so no other file can
+// widen a scope. house_test.go checks this.
 //
 // # The order of locks
 //
