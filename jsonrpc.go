@@ -264,7 +264,7 @@ func unquote(raw json.RawMessage) (s string, ok bool) {
 	if len(raw) < 2 || raw[0] != '"' {
 		return "", false
 	}
-	if !bytes.Contains(raw, []byte{'\\'}) { // as in appendQuoted
+	if !bytes.Contains(raw, []byte{'\\'}) { // it has no escapes: see appendQuoted
 		return string(raw[1 : len(raw)-1]), true
 	}
 	err := json.Unmarshal(raw, &s)
