@@ -1010,9 +1010,16 @@ func (w *Worker) newAsk(msg *Message) (*clientRequest, error) {
 	if open >= maxAsks {
 		return nil, rpcErrorf(codeInternal, "too many open requests to clients (limit %d)", maxAsks)
 	}
-	// kept is a copy: parts of the line would keep all of it in memory until the client answers.
-	kept := &Message{ID: slices.Clone(msg.ID), Method: msg.Method, Params: members(msg.Params.encode())}
-	a := &clientRequest{Message: kept, caller: caller, call: c, done: make(chan struct{})}
+	a := &clientRequest{
+		Message: &Message{ // a copy: parts of the line would keep all of it in memory until the answer
+			ID:     slices.Clone(msg.ID),
+			Method: msg.Method,
+			Params: members(msg.Params.encode()),
+		},
+		caller: caller,
+		call:   c,
+		done:   make(chan struct{}),
+	}
 	if c != nil {
 		c.slot.free(slotPaused)
 	}
