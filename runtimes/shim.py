@@ -1193,9 +1193,9 @@ def load(path, text):
         if function_name.startswith("_") or function_name not in public or function is None:
             continue
         kind = type(function).__name__
-        reason = f"its value, a {kind}, is another one (a decorator needs functools.wraps)"
+        reason = f"a value of type {kind} has replaced it (a decorator needs functools.wraps)"
         try:
-            # Another function lacks the tags of this one, which may protect it.
+            # Another function lacks the tags of this one, and one of them may protect it.
             code = getattr(inspect.unwrap(function), "__code__", None)
             is_own = code and (code.co_filename, code.co_name) == (path, function_name)
             if callable(function) and is_own:
