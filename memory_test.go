@@ -141,8 +141,8 @@ func TestBytesAreCounted(t *testing.T) {
 	}
 }
 
-// What a session or a suspended call keeps of a message does not keep the whole message in memory,
-// which no longer counts.
+// A session or a suspended call that keeps a part of a message does not keep the rest in memory, which
+// no longer counts.
 func TestNothingKeepsAMessage(t *testing.T) {
 	const messages, size = 20, 512 << 10
 	spaces := strings.Repeat(" ", size)

@@ -201,8 +201,8 @@ func TestProcessesAreBounded(t *testing.T) {
 	})
 }
 
-// A process that has had no call for a minute makes room: first the principal's own, then one whose
-// session has no stream, then the one that has been idle longest. Its session's next call fails once.
+// A process that has had no call for a minute makes room: first one of the same principal, then one
+// whose session has no stream, then the one that has been idle longest.
 func TestIdleProcessMakesRoom(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -258,7 +258,8 @@ func TestIdleProcessMakesRoom(t *testing.T) {
 	}
 }
 
-// A session whose client listens keeps its process. Another one loses it, and its next call fails once.
+// A session whose client listens keeps its process. Another session loses its process, and then one
+// call of it fails.
 func TestLostStateIsToldOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		var sessions []*testClient

@@ -174,7 +174,7 @@ func TestDefinitionsKeepWhatMCPAllows(t *testing.T) {
 	}
 }
 
-// A definition that is nested deeply takes no longer than a flat one: its depths are dropped, with a note.
+// A deeply nested definition takes no longer than a flat one: usher drops the deep values, with a note.
 func TestDeepDefinitionsEnd(t *testing.T) {
 	const deep = 3000
 	schema := `{"type":"object","properties":{"a":`

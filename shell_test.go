@@ -179,8 +179,8 @@ func TestShellNames(t *testing.T) {
 }
 
 // Functions have any form that shells accept, and output that is not UTF-8 is bytes. :: and . in their
-// names become _, and two that become one name are no method. A comment with a @param may be apart. An
-// argument without a @param is reported. The script is no command: its main function does not run.
+// names become _, and two functions that get the same name are no methods. A comment with a @param may
+// be apart. An argument without a @param is reported. The main function of the script does not run.
 func TestShellLibrary(t *testing.T) {
 	long(t)
 	need(t, "bash")
