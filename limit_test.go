@@ -136,6 +136,22 @@ func TestLimitIsPerPrincipal(t *testing.T) {
 }
 
 // limitRow matches a limit in limit.go, with its name and its value.
+// Who waits for a slot that is paused or released by another goroutine waits no longer.
+func TestFreedSlotEndsItsWait(t *testing.T) {
+	for _, state := range []slotState{slotPaused, slotReleased} {
+		c := counter{perKey: 1}
+		c.reserve(everyone, 1)
+		s := &slot{counter: &c, key: everyone}
+		granted := s.grant()
+		s.free(state)
+		select {
+		case <-granted:
+		default:
+			t.Errorf("state %d: the slot still waits", state)
+		}
+	}
+}
+
 var limitRow = regexp.MustCompile(`(?m)^\t(\w+) += (.+?) +// `)
 
 // Every limit in limit.go has a test.
