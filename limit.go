@@ -118,7 +118,7 @@ func (c *counter) reserveLocked(key any, n int) bool {
 	if c.limitOf != nil {
 		most = c.limitOf(key)
 	}
-	if n > 0 && (c.used[key]+n > most || c.all+n > total) {
+	if c.used[key]+n > most || c.all+n > total {
 		return false
 	}
 	c.addLocked(key, n)
