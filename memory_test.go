@@ -355,8 +355,9 @@ func TestBodiesMakeRoom(t *testing.T) {
 func TestAnnouncedLengthIsChecked(t *testing.T) {
 	t.Parallel()
 	s, _ := bodyServer(t, 1000)
-	b := sendBody(t, s, "Expect: 100-continue\r\n", 1001, 0)
-	check(t, "status", b.status(t), 413)
+	for _, header := range []string{"Expect: 100-continue\r\n", ""} {
+		check(t, "status with "+header, sendBody(t, s, header, 1001, 0).status(t), 413)
+	}
 	chunked := io.MultiReader(strings.NewReader(strings.Repeat("x", 1001)))
 	answer, err := http.Post(s.URL, "text/plain", chunked)
 	must(t, err)
