@@ -317,6 +317,28 @@ func TestLinkLeavesItsTargetAlone(t *testing.T) {
 	check(t, "the DIR of a link", found.Root, other)
 }
 
+// Earlier versions recorded a module under the real path of its file.
+func TestEarlierRecordsCount(t *testing.T) {
+	t.Parallel()
+	s := source{
+		Name:    "m",
+		Kind:    kindShell,
+		Path:    "/w/m.usher.sh",
+		Source:  "/v/m.usher.sh",
+		Root:    "/w",
+		Content: "c",
+	}
+	list := approvals{"/w": {"/v/m.usher.sh#m (shell)": "c"}}
+	check(t, "approved", list.approves(s, "/w", []string{"/w"}), true)
+}
+
+// Without approvals too, a module whose file is gone does not start.
+func TestGoneFileDoesNotStart(t *testing.T) {
+	r := registryOf(t, registryConfig{})
+	_, err := r.checkApproved(source{Source: t.TempDir() + "/gone.usher"})
+	check(t, "error", err, errMoved)
+}
+
 // A module that comes later is hosted with -watch, which is the default without
 // -require-claim.
 func TestWatchHostsLaterModules(t *testing.T) {
