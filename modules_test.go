@@ -241,6 +241,23 @@ func TestPartsAreFollowed(t *testing.T) {
 	}
 }
 
+// A file is a part only if scans search its folder. A file that is loaded after an edit of another
+// part does not hide the edit.
+func TestPartsAreAdded(t *testing.T) {
+	dir := t.TempDir()
+	r := registryOf(t, registryConfig{Roots: []string{dir}})
+	o := r.addOwner(source{Name: "m", Path: dir + "/m.usher.py", Root: dir})
+	w := testWorker(kindPython, false, Caller{})
+	defer w.cancel()
+	part := dir + "/a.py"
+	write(t, part, "")
+	o.addParts(w, []string{part, dir + "/node_modules/b.py"})
+	check(t, "parts", o.loaded.Load().Paths, []string{part})
+	write(t, part, "edited")
+	o.addParts(w, []string{dir + "/c.py"})
+	check(t, "the edit is known", o.loaded.Load().changed(), true)
+}
+
 // A module whose import was missing is tried again, and reported once.
 func TestFailedModuleIsTriedAgain(t *testing.T) {
 	needLanguage(t, ".py")
@@ -520,14 +537,20 @@ func TestOddProcessesCauseFewIntrospections(t *testing.T) {
 		p := newPool(t.Context(), testConfig("a", true))
 		o := &moduleOwner{registry: r, log: quiet, ctx: t.Context(), pool: p}
 		o.latest.Store(&Module{pool: p})
-		for n, want := range []int{1, 1, 2} {
-			w := newWorker(p, Caller{Principal: everyone, Member: aMember()})
+		var w *Worker
+		for n, want := range []int{1, 1, 2, 2} {
+			if n < 3 { // the last one lists something else later, which is its own affair
+				w = newWorker(p, Caller{Principal: everyone, Member: aMember()})
+			}
 			lists := &manifest{About: fmt.Sprint(n)}
 			lists.Hash = lists.hash()
 			o.onLists(w, lists)
 			synctest.Wait()
-			check(t, fmt.Sprint("introspections after process ", n+1), len(r.introspecting.waiting), want)
+			check(t, fmt.Sprint("introspections after lists ", n+1), len(r.introspecting.waiting), want)
 			pass(retryInterval/2 + time.Second)
+			if n == 2 {
+				pass(retryInterval)
+			}
 		}
 		p.cancel()
 		r.running.Wait()
