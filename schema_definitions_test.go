@@ -228,6 +228,10 @@ func TestPagesEnd(t *testing.T) {
 			"tools/list":   page(next("8"), "x"),
 			"tools/list 8": page(next("8"), "y"),
 		}, "x y", "pages repeat"},
+		{"a cursor that repeats with new tools", map[string]string{
+			"tools/list":   page(next("8"), "x"),
+			"tools/list 8": page(next("8"), "y", "tID"),
+		}, "x y", "pages repeat"},
 		{"new cursors for ever", map[string]string{"tools/list": page(next("cID"), "x")},
 			"x", "pages repeat"},
 		{"empty pages for ever", map[string]string{"tools/list": page(next("cID"))}, "", "pages repeat"},
@@ -238,6 +242,12 @@ func TestPagesEnd(t *testing.T) {
 		{"a first page that fails", map[string]string{
 			"tools/list": `{"jsonrpc":"2.0","id":ID,"error":{"code":-32000,"message":"No"}}`,
 		}, "", "not hosted: tools/list: No"},
+		{"a name twice", map[string]string{"tools/list": page("", "x", "x", "y")},
+			"x y", "x has no own name"},
+		{"an end between pages", map[string]string{
+			"tools/list":   page(next("1"), "x"),
+			"tools/list 1": "",
+		}, "", "not hosted: "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -9,7 +9,7 @@ import (
 )
 
 // writeServer writes an executable module that answers requests by method, or by method and cursor,
-// each with lines in which ID is the request's id. It answers initialize itself, with all
+// each with lines in which ID is the request's id. At a request with no lines, it ends. It answers initialize itself, with all
 // capabilities.
 func writeServer(t *testing.T, path string, lines map[string]string) {
 	t.Helper()
@@ -20,6 +20,10 @@ func writeServer(t *testing.T, path string, lines map[string]string) {
 	answer := func(pattern, text string) {
 		text = strings.ReplaceAll(text, "'", `'\''`)
 		text = strings.ReplaceAll(text, "ID", `'"$id"'`)
+		if text == "" {
+			script += pattern + ") exit;;\n"
+			return
+		}
 		script += pattern + ") printf '%s\\n' '" + text + "';;\n"
 	}
 	for _, request := range slices.Backward(sortedKeys(lines)) {
