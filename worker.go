@@ -534,7 +534,6 @@ func (w *Worker) adapt(c *call, params object) object {
 	client := clientProfile{caps: w.caps}
 	if c.ofClient() {
 		client = c.caller.Client
-		client.caps &= w.caps
 		if token := meta.get("progressToken"); !isNull(token) {
 			c.token = token
 		}
