@@ -313,6 +313,22 @@ func TestDrainingProcessTakesNoCall(t *testing.T) {
 	check(t, "it lives", w.alive(), true)
 	w.answer(&Message{ID: json.RawMessage(last.id), Result: object{}})
 	check(t, "it lives after its last call", w.alive(), false)
+	w = testWorker(kindExecutable, false, Caller{})
+	w.makeReady()
+	last = call()
+	must(t, w.startCall(last, "tools/call", nil))
+	w.takeAll()
+	w.endCall(last, errCancelled)
+	w.update(func() { w.advance(workerDraining) })
+	check(t, "it lives for a cancelled call", w.alive(), false)
+}
+
+// A module that asks without a state gets none, least of all an earlier one.
+func TestStateIsNotRepeated(t *testing.T) {
+	asks := objectOf(`{"resultType":"input_required","inputRequests":{}}`)
+	params, err := answerInput(t.Context(), Caller{}, objectOf(`{"requestState":"old"}`), asks)
+	must(t, err)
+	check(t, "the next request", string(params.encode()), `{"inputResponses":{}}`)
 }
 
 // A hosted server can't make a cancelled call count for longer.
@@ -550,6 +566,33 @@ func TestAskIsNoSilence(t *testing.T) {
 		for _, c := range calls {
 			checkContains(t, "later", fmt.Sprint(context.Cause(c.ctx)), errTimeout.Error())
 		}
+	})
+}
+
+// A client's answer that arrives as the call ends does not reach the module any longer.
+func TestLateAnswerToAnAskIsDropped(t *testing.T) {
+	inSync(t, func(t *testing.T) {
+		w := testWorker(kindPython, false, Caller{})
+		defer w.cancel()
+		w.makeReady()
+		running := counter{perKey: 1}
+		caller := Caller{Principal: principal("alice")}
+		caller.Ask = func(context.Context, string, object) (object, error) {
+			return objectOf(`{"word":"secret"}`), nil
+		}
+		c := newCall(t.Context(), caller)
+		c.slot = &slot{counter: &running, key: caller.Principal}
+		<-c.slot.grant()
+		must(t, w.startCall(c, "tools/call", nil))
+		w.takeAll()
+		running.perKey = 0 // from now on, there is no room for the call to go on
+		params := objectOf(fmt.Sprintf(`{"_meta":{%q:%s}}`, metaCall, c.id))
+		w.handleRequest(&Message{ID: quote("x"), Method: "roots/list", Params: params})
+		synctest.Wait()
+		w.endCall(c, errCancelled)
+		input := w.takeAll()
+		checkOmits(t, "the answer", input, "secret")
+		checkContains(t, "the answer", input, errNotInCall.Message)
 	})
 }
 
