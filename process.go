@@ -179,11 +179,13 @@ func eachLine(output io.Reader, handle func(line string)) {
 // tail is the last lines of an output, at most tailLines.
 type tail []string
 
+// add appends a line, and drops the oldest if there are more than tailLines.
 func (t *tail) add(line string) { *t = append((*t)[max(0, len(*t)+1-tailLines):], line) }
 
+// String returns the lines, separated by newlines.
 func (t tail) String() string { return strings.Join(t, "\n") }
 
-// ---- The shell
+// ---- Errors
 
 // Why a pool makes no call.
 var (
