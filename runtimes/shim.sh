@@ -5,8 +5,8 @@
 usher_file=${0%/*}/./${0##*/}
 
 # usher_is succeeds if the shell reports a name as a function. With LC_ALL=C, the report is in
-# English. The commands that run their arguments are none: some shells prefer them to a function
-# of the same name.
+# English. usher_is fails for commands that run their arguments, because some shells prefer them to
+# a function of the same name.
 usher_is() {
 	case $1 in builtin | command | eval | exec) return 1 ;; esac
 	case $(LC_ALL=C; command -V "$1" 2>/dev/null) in
