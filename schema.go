@@ -342,7 +342,7 @@ func (t *docTags) apply(effect, text string) *string {
 
 // paramTag matches the text after @param: an optional {type}, which may contain braces; the
 // name, in brackets and with its default if the parameter is optional; an optional dash;
-// the text. A name such as $1 or a* is none: clients may refuse it.
+// the text. It does not match a name such as $1 or a*, because clients may refuse it.
 var paramTag = regexp.MustCompile(`^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?` +
 	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|(\$?[_\pL][$.\w\pL[\]-]*):?)` +
 	`\s*(?:- *)?(.*)$`)
