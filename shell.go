@@ -97,7 +97,7 @@ func readScript(path string) (*shellScript, error) {
 
 // listFunctions returns a program for the shell that checks the script's syntax, runs the script,
 // and prints which names are functions then. Reserved words, for example, and text in a
-// here-document are none.
+// here-document look like functions in the file, but are not printed.
 func (s *shellScript) listFunctions() string {
 	program := s.shell + ` -n "$0" || exit; . "$usher_file" >&2 || :; usher_list`
 	for _, f := range s.docs {
