@@ -62,7 +62,7 @@ const (
 	maxList       = 16 << 20 // bytes of one list of a module, after which no further page is read
 
 	// pool.go: the processes of one module.
-	maxProcs     = 16 // processes of one hosted server, besides those of usher itself
+	maxProcs     = 16 // processes of one hosted server, besides those that usher starts for itself
 	maxProcsOf   = 4  // processes of one module per claim
 	maxProcsOpen = 12 // processes of one module for all callers without a claim
 	maxRunning   = 64 // running calls of one module, cancelled ones included; more calls wait
