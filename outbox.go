@@ -49,7 +49,7 @@ func (o *outbox) send(msg []byte) bool {
 // sendOwn queues an event of usher itself, which counts for nobody.
 func (o *outbox) sendOwn(name string, msg []byte) { o.sendEvent(outEvent{name, msg, 0}) }
 
-// sendEvent is send for an event.
+// sendEvent queues an event, which counts as e.held bytes, and reports whether it may arrive: see send.
 func (o *outbox) sendEvent(e outEvent) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
