@@ -7,8 +7,8 @@
 //
 // The pool's lock guards everything that changes: which processes there are, the state of each, and
 // their calls. So a process is in the state that its field state says, and in no other. Nothing slow
-// happens under the lock, unless stderr, which gets the log, does not accept a line: a process
-// starts, and a list is read, in a goroutine of its own.
+// happens under the lock: a process starts, and a list is read, in a goroutine of its own. The
+// exception is a line for the log, if whatever reads stderr is slow.
 //
 // A call passes through enter, which finds or starts its process, waits for the process and for a
 // slot of the module, and is handed to a runner: the process, or the shell for a shell module.
@@ -321,7 +321,7 @@ func roomsOf(key any) int {
 
 // makeRoom ends an idle process if w waits for room, unless another one makes room already. It
 // prefers processes of w's principal, then those whose session has no open stream, then those that
-// have been idle longest: so the first two count as idle for years. The caller holds p.mu.
+// have been idle longest. The caller holds p.mu.
 func (p *pool) makeRoom(w *Worker, now time.Time) {
 	if w.room == nil || w.state != workerWaiting {
 		return
@@ -341,6 +341,7 @@ func (p *pool) makeRoom(w *Worker, now time.Time) {
 		if idle < roomIdle {
 			continue
 		}
+		// Years are longer than any idle time, so they decide first.
 		if o.room.key == w.room.key {
 			idle += 2 * year
 		}
