@@ -272,6 +272,20 @@ func TestFailedModuleIsTriedAgain(t *testing.T) {
 	check(t, "reports of the failure", d.logged("module failed"), 1)
 }
 
+// A version that is retired, without processes and calls, is forgotten.
+func TestRetiredVersionsAreForgotten(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir+"/m.usher", "not executable")
+	synctest.Test(t, func(t *testing.T) {
+		r := registryOf(t, registryConfig{Roots: []string{dir}})
+		pass(3 * sweepTime)
+		r.pools.Range(func(p, _ any) bool {
+			t.Error("a pool is kept")
+			return true
+		})
+	})
+}
+
 // A module that can't be started is logged once, as long as its error stays the same.
 func TestFailureIsLoggedOnce(t *testing.T) {
 	t.Parallel()
@@ -634,6 +648,11 @@ func TestScansThatCallsCause(t *testing.T) {
 	scans("can't be listed", false)
 	r.files[path] = "older"
 	scans("has changed", true)
+	earlier := time.Now()
+	r.Refresh(t.Context(), earlier)
+	last := r.scanned
+	r.Refresh(t.Context(), earlier)
+	check(t, "a scan after a later one", r.scanned != last, false)
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
