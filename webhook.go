@@ -113,8 +113,8 @@ func (h *Webhooks) serve(x *reservation) error {
 	return nil
 }
 
-// likeHookPath matches the paths of webhooks, and those that may be meant so: their senders get 404, and
-// the log shows the owner where the deliveries went.
+// likeHookPath matches the paths of webhooks, and paths that may be mistyped ones: their senders get
+// 404, and the log shows the owner where the deliveries went.
 var likeHookPath = regexp.MustCompile(`(?i)^/(web-?)?hooks?/`)
 
 // pathWord matches a word in a path.
@@ -278,7 +278,7 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	return answerOf(result)
 }
 
-// callError returns the answer to a failed call, as an *fault. Senders retry by the status:
+// callError returns the answer to a failed call, as a *fault. Senders retry by the status:
 // 4xx says that the same delivery will fail again, 5xx that it may succeed later.
 func callError(ctx context.Context, err error) error {
 	e, isFault := errors.AsType[*fault](err)
@@ -299,9 +299,9 @@ func callError(ctx context.Context, err error) error {
 }
 
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
-// request under webhookParam. It drops fields that differ from
-// a declared parameter only in case, because providers add fields to their deliveries at any time,
-// and a decoder that ignores case would take them for the parameter. Its errors are *fault.
+// request under webhookParam. It drops fields that differ from a declared parameter only in case,
+// because providers add fields to their deliveries at any time, and a decoder that ignores case would
+// take them for the parameter. Its errors are *fault.
 func (d *delivery) arguments() (json.RawMessage, error) {
 	schema := d.tool.Method.schema()
 	list, err := parameters(d.req.Header, d.body, schema)
