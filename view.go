@@ -142,9 +142,9 @@ func newView(c *Catalog, key viewKey) *View {
 	// If another module has the old file by now, only that one gets names.
 	ofFile := make(map[string]*Module)
 	for _, m := range c.modules {
-		key := m.Source + "#" + m.Name
-		if other := ofFile[key]; other == nil || other.Pending || other.Err != nil {
-			ofFile[key] = m
+		file := m.Source + "#" + m.Name
+		if other := ofFile[file]; other == nil || other.Pending || other.Err != nil {
+			ofFile[file] = m
 		}
 	}
 	inside := slices.DeleteFunc(slices.Clone(c.modules), func(m *Module) bool {
