@@ -43,6 +43,7 @@ var (
 	shellComment = regexp.MustCompile(`^((?:#.*\n?)+)(\s*\n)?` +
 		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{)` +
 		`((?:[^'\n]|\n[^\n#})]|'[^'\n]*')*?\$\{?1)?)?`)
+	// shellMargin matches what precedes the text in each line of a comment.
 	shellMargin = regexp.MustCompile(`(?m)^#+ ?`)
 )
 
