@@ -685,8 +685,8 @@ func (o *moduleOwner) writeCache(s source, m *manifest) {
 // ---- Lists
 
 // introspect asks the first process of a version for its lists. The process of a single-file module
-// then waits for calls, unless more modules are about to be
-// introspected: otherwise a first start would leave one process per module running.
+// then waits for calls, unless more modules are about to be introspected: otherwise a first start would
+// leave one process per module running.
 func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	r := o.registry
 	defer catch(o.log, &err)
