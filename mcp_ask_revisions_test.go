@@ -1,6 +1,5 @@
 // Asking across the revisions: clients and modules of each revision and transport, what a client
-// has declared, and
-// callers that can't be asked.
+// has declared, and callers that can't be asked.
 
 package main
 
