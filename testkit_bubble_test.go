@@ -1,6 +1,5 @@
 // A bubble: usher's HTTP side over connections in memory, with a module that is a function, for
-// tests that take
-// minutes or hours. Inside testing/synctest, time passes only when a test lets it pass.
+// tests that take minutes or hours. Inside testing/synctest, time passes only when a test lets it pass.
 
 package main
 
