@@ -672,7 +672,7 @@ func (c *argumentCheck) object(s *schema, value *json.RawMessage) *argumentError
 		c.path = c.path[:len(c.path)-1]
 		// An outputSchema is repaired by dropping it as a whole: what is left of it would mean something
 		// else, so clients would refuse results.
-		isWhole := c.repairs && slices.Contains(c.path, "outputSchema")
+		isWhole := c.repairs && slices.Index(c.path, "outputSchema") == 0
 		isOptional := !isWhole && !slices.Contains(s.Required, f.key)
 		switch {
 		case wrong == nil:
@@ -923,7 +923,7 @@ func fits(root, s *schema, value json.RawMessage) bool {
 // definition is of no use then.
 func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, problem string) {
 	item = completeSchema(item, "", nil, maxSchemaDepth)
-	c := argumentCheck{root: mcpSchema, left: 16*len(item) + 1<<16, repairs: true}
+	c := argumentCheck{root: mcpSchema, left: 99*len(item) + 1<<16, repairs: true}
 	wrong := c.value(c.root.Defs[key], &item)
 	if wrong != nil {
 		c.drop(wrong)
@@ -955,7 +955,7 @@ func completeSchema(value json.RawMessage, key string, root object, depth int) j
 		steps := strings.Split(ref, "/")
 		isOutside := len(steps) != 3 || root.object(steps[1]).get(steps[2]) == nil
 		switch {
-		case f.key == "$ref" && len(ref) > 1 && isOutside:
+		case f.key == "$ref" && ref > "#" && isOutside:
 			fields[i].value = json.RawMessage("null")
 		case key == "properties" && isTrue(f.value):
 			fields[i].value = json.RawMessage("{}")

@@ -191,6 +191,26 @@ func TestDeepDefinitionsEnd(t *testing.T) {
 	checkContains(t, "the note", lost, "properties.a.type")
 }
 
+// A large outputSchema is kept, and a parameter of that name is none.
+func TestOutputSchemaIsKept(t *testing.T) {
+	schema := `{"anyOf":[{"type":"string"},{"type":"null"}]}`
+	for range 5 {
+		var list []string
+		for i := range 5 {
+			list = append(list, fmt.Sprintf(`"p%d":%s`, i, schema))
+		}
+		schema = `{"type":"object","properties":{` + strings.Join(list, ",") + `}}`
+	}
+	for name, tool := range map[string]string{
+		"large":       `{"name":"x","outputSchema":` + schema + `,"inputSchema":{"type":"object"}}`,
+		"a parameter": `{"name":"x","inputSchema":{"type":"object","properties":{"outputSchema":{"title":5}}}}`,
+	} {
+		got, lost := cleanDefinition("tools", json.RawMessage(tool))
+		checkContains(t, name, string(got), `"outputSchema":{`)
+		check(t, name+": it has lost outputSchema", strings.Contains(lost, `outputSchema"`), false)
+	}
+}
+
 // Pages end when a cursor repeats, or when three in a row bring nothing new. What came stays, also if
 // a later page fails.
 func TestPagesEnd(t *testing.T) {
