@@ -27,8 +27,8 @@ import (
 
 // shellScript is the script of a shell module.
 type shellScript struct {
-	shell   string   // the program
-	options []string // of the shell, from the script's first line
+	shell   string // the program
+	options string // of the shell, from the script's first line
 	about   string
 	docs    object // the comments of functions, by the names of their methods
 
@@ -70,7 +70,7 @@ func readScript(path string) (*shellScript, error) {
 		}
 		s.shell = m[1]
 		text = rest
-		s.options = strings.Fields(m[2])
+		s.options = m[2]
 	}
 	text = "\n" + text
 	for at := strings.Index(text, "\n#"); at >= 0; at = strings.Index(text, "\n#") {
@@ -100,7 +100,7 @@ func readScript(path string) (*shellScript, error) {
 // and prints which names are functions then. Reserved words, for example, and text in a
 // here-document look like functions in the file, but are not printed.
 func (s *shellScript) listFunctions() string {
-	program := s.shell + ` -n "$0" || exit; . "$usher_file" >&2 || :; usher_list`
+	program := s.shell + s.options + ` -n "$0" || exit; . "$usher_file" >&2 || :; usher_list`
 	for _, f := range s.docs {
 		program += " " + s.functions[f.key]
 	}
@@ -244,8 +244,8 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	if _, err := s.check(s.source); err != nil {
 		return nil, err
 	}
-	args := slices.Concat(script.options, []string{"-c", shellShim + program, s.Source}, values)
-	cmd := exec.Command(script.shell, args...)
+	args := append(strings.Fields(script.options), "-c", shellShim+program, s.Source)
+	cmd := exec.Command(script.shell, append(args, values...)...)
 	cmd.Dir = filepath.Dir(s.Source)
 	cmd.Env = []string{insideOf(s.Source)}
 	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open

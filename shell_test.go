@@ -219,14 +219,21 @@ func TestShellOptions(t *testing.T) {
 	long(t)
 	need(t, "bash")
 	const script = "\n\n# Deploys.\n# @param {string} text what\ndeploy() { false; echo DEPLOYED; }\n"
+	// Only with this option, the shell can read the function.
+	const extended = "other() { case $1 in !(a)) ;; esac; }\n"
 	for first, want := range map[string]string{
 		"#!/bin/bash":                          "DEPLOYED",
 		"#!/bin/bash -eu":                      "m.usher.sh ended with exit status 1",
 		"#!/bin/bash -o errexit -":             "m.usher.sh ended with exit status 1",
 		"#!/usr/bin/env -S bash -euo pipefail": "m.usher.sh ended with exit status 1",
+		"#!/bin/bash -O extglob":               "DEPLOYED",
 	} {
 		dir := t.TempDir()
-		write(t, dir+"/m.usher.sh", first+script)
+		text := first + script
+		if strings.Contains(first, "extglob") {
+			text += extended
+		}
+		write(t, dir+"/m.usher.sh", text)
 		said := callSays(t, t.TempDir(), dir, "m", "deploy", `{"text":""}`)
 		checkContains(t, first, said, want)
 	}
