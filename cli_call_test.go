@@ -14,6 +14,7 @@ import (
 // wordsSchema has a parameter of each type.
 const wordsSchema = `{"type":"object","properties":{"text":{"type":"string"},` +
 	`"n":{"type":"integer"},"x":{"type":"number"},"on":{"type":"boolean"},` +
+	`"flags":{"type":"array","items":{"type":"boolean"}},` +
 	`"list":{"type":"array","items":{"type":"string"}},` +
 	`"ints":{"type":"array","items":{"type":"integer"}},"o":{"type":"object"},"any":{},` +
 	`"maybe":{"anyOf":[{"type":"integer"},{"type":"null"}]},"kind":{"enum":["1",2]},` +
@@ -33,6 +34,7 @@ func TestCallReadsWords(t *testing.T) {
 		{`text=a=b`, `{"text":"a=b"}`},
 		{`text={"a":1}`, `{"text":"{\"a\":1}"}`},
 		{`n=5 x=2.50 on=true`, `{"n":5,"on":true,"x":2.50}`},
+		{`flags=on flags=on`, `{"flags":[true,true]}`},
 		{`n=five`, `{"n":"five"}`},
 		{`list=a`, `{"list":["a"]}`},
 		{`list=1 list=b`, `{"list":["1","b"]}`},

@@ -540,8 +540,12 @@ func textOrBase64(content []byte) member {
 // values are refused by the check of arguments. root contains the schemas that s refers to.
 func fieldValue(root, s *schema, values []json.RawMessage) json.RawMessage {
 	parsed := slices.Clone(values)
+	var text string // the last
 	for i, value := range values {
-		text, _ := unquote(value)
+		text, _ = unquote(value)
+		if text == "on" { // from a checkbox without a value; those of Rails send 0 and 1
+			text = "true"
+		}
 		if json.Valid([]byte(text)) {
 			parsed[i] = oneLine([]byte(strings.TrimSpace(text)))
 		}
@@ -549,10 +553,6 @@ func fieldValue(root, s *schema, values []json.RawMessage) json.RawMessage {
 	tries := []json.RawMessage{marshal(values), marshal(parsed)}
 	if len(values) == 1 {
 		tries = append([]json.RawMessage{values[0], parsed[0]}, tries...)
-	}
-	text, _ := unquote(values[len(values)-1])
-	if text == "on" { // from a checkbox without a value; those of Rails send 0 and 1
-		text = "true"
 	}
 	if flag, err := strconv.ParseBool(text); err == nil {
 		tries = append(tries, marshal(flag))
