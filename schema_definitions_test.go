@@ -202,8 +202,9 @@ func TestOutputSchemaIsKept(t *testing.T) {
 		schema = `{"type":"object","properties":{` + strings.Join(list, ",") + `}}`
 	}
 	for name, tool := range map[string]string{
-		"large":       `{"name":"x","outputSchema":` + schema + `,"inputSchema":{"type":"object"}}`,
-		"a parameter": `{"name":"x","inputSchema":{"type":"object","properties":{"outputSchema":{"title":5}}}}`,
+		"large": `{"name":"x","outputSchema":` + schema + `,"inputSchema":{"type":"object"}}`,
+		"a parameter": `{"name":"x","inputSchema":{"type":"object",` +
+			`"properties":{"outputSchema":{"title":5}}}}`,
 	} {
 		got, lost := cleanDefinition("tools", json.RawMessage(tool))
 		checkContains(t, name, string(got), `"outputSchema":{`)

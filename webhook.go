@@ -500,7 +500,7 @@ func jsonObject(body []byte) (object, error) {
 // the field charset (PayPal) gives the charset of all texts, or the field charsets (SendGrid) the
 // charset of each. The parameters are sorted: errors and tests are then the same each time.
 func formParams(texts url.Values, values jsonLists, charset string, s *schema) (list object) {
-	charsets := members([]byte(texts.Get("charsets")))
+	charsets := members([]byte(clipText(texts.Get("charsets"), maxError)))
 	for name := range texts {
 		for _, text := range texts[name] {
 			text = decodeText(text, cmp.Or(charset, texts.Get("charset"), charsets.text(name)))
