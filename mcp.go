@@ -367,12 +367,12 @@ func (r *request) target() (list, name string) {
 
 // find returns the item that the request names, in the view that the caller has now. An
 // item that is out of scope causes the same error as one that does not exist. If there is none, find
-// waits for modules that may turn out to have it. At the start, it also waits if the name may turn out
-// to belong to several modules.
+// waits for modules that may turn out to have it. At the start, it waits for them anyway, unless the
+// name begins with that of exactly one module.
 func (r *request) find() (*Item, error) {
 	view, err := r.view()
 	list, name := r.target()
-	if r.server.modules.isStarting() && len(view.candidates(name, nil)) > 1 {
+	if r.server.modules.isStarting() && len(view.candidates(name, nil)) != 1 {
 		view, err = r.readyView()
 	}
 	if err == nil && view.Lookup(list, name) == nil && view.items[list][name] == nil {

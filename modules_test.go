@@ -373,6 +373,8 @@ func TestKnownToolIsCalledAtOnce(t *testing.T) {
 		begun := time.Now()
 		check(t, "the failure of a call", c.Call("m_wait", `{"seconds":0}`).Failure(), "")
 		check(t, "the wait of a call", time.Since(begun), 0)
+		c.Call("wait", `{"seconds":0}`) // other modules may turn out to have such a tool
+		check(t, "the wait of a bare name", time.Since(begun), startupTime-2*publishDelay)
 	})
 }
 
