@@ -332,6 +332,24 @@ func TestEarlierRecordsCount(t *testing.T) {
 	check(t, "approved", list.approves(s, "/w", []string{"/w"}), true)
 }
 
+// The settings of a virtual environment count, also outside the hosted DIRs; its Python does not there.
+func TestEnvironmentOutsideIsHashed(t *testing.T) {
+	t.Parallel()
+	dir, outside := tempDir(t), tempDir(t)
+	write(t, dir+"/m.usher.py", "")
+	content := func(python, settings string) string {
+		write(t, outside+"/python", python)
+		write(t, outside+"/pyvenv.cfg", settings)
+		files := []string{outside + "/python", outside + "/pyvenv.cfg"}
+		s := source{Kind: kindPython, Source: dir + "/m.usher.py", Python: files}
+		must(t, s.readContent([]string{dir}))
+		return s.Content
+	}
+	before := content("a", "b")
+	check(t, "a new Python counts", content("other", "b") != before, false)
+	check(t, "new settings count", content("a", "other") != before, true)
+}
+
 // Without approvals too, a module whose file is gone does not start.
 func TestGoneFileDoesNotStart(t *testing.T) {
 	r := registryOf(t, registryConfig{})
