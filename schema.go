@@ -14,6 +14,7 @@ import (
 	"path"
 	"reflect"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strconv"
 	"strings"
@@ -437,7 +438,7 @@ type schema struct {
 	AnyOf      []*schema
 	OneOf      []*schema // as AnyOf
 	// Pattern is only used in mcpSchema. It must match the JSON of a value. If the value is a string,
-	// its text must also compile as a regular expression, for the sake of the keyword pattern.
+	// its text must also be the syntax of a regular expression, for the sake of the keyword pattern.
 	Pattern *regexp.Regexp `json:"usher/pattern"`
 
 	// Header is the rest of the name of a header Mcp-Param-HEADER, in which requests repeat
@@ -732,7 +733,7 @@ func matches(s *schema, value json.RawMessage) bool {
 	}
 	if s.Pattern != nil {
 		text, _ := unquote(value)
-		_, err := regexp.Compile(strings.ReplaceAll(text, "(?!", "(?:"))
+		_, err := syntax.Parse(strings.ReplaceAll(text, "(?!", "(?:"), syntax.Perl)
 		return err == nil && s.Pattern.Match(value)
 	}
 	if s.Format == "date-time" {

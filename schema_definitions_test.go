@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -189,6 +190,20 @@ func TestDeepDefinitionsEnd(t *testing.T) {
 	depth := strings.Count(string(got), `"properties"`)
 	check(t, "the levels that are left are few", depth > 1 && depth < maxSchemaDepth, true)
 	checkContains(t, "the note", lost, "properties.a.type")
+}
+
+// A pattern is read, but not compiled, which can take a thousand times its size.
+func TestPatternsAreNotCompiled(t *testing.T) {
+	pattern := strings.Repeat("a{1000}", 500)
+	tool := `{"name":"x","inputSchema":{"type":"object"},"outputSchema":{"type":"object",` +
+		`"properties":{"p":{"type":"string","pattern":"` + pattern + `"}}}}`
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	got, _ := cleanDefinition("tools", json.RawMessage(tool))
+	runtime.ReadMemStats(&after)
+	checkContains(t, "the definition", string(got), pattern)
+	took := after.TotalAlloc - before.TotalAlloc
+	check(t, "it takes 100 times its size", took > uint64(100*len(tool)), false)
 }
 
 // A large outputSchema is kept, and a parameter of that name is none.
