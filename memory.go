@@ -6,7 +6,7 @@
 // methods or webhooks.
 //
 // Data that usher makes from a body or from a line of a process counts as much as that body or line,
-// in its place. It may use more: decoded objects can be twenty times as large for a moment, and a
+// in its place. It may use more: decoded objects can be thirty times as large for a moment, and a
 // request that its process has not read yet is in memory twice. Some bytes count for nobody: headers;
 // lists that all callers share, until one is copied for an answer; errors that answer an HTTP request;
 // usher's own notifications; and a line of a process, until its id names a call.
