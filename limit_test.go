@@ -136,7 +136,7 @@ func TestLimitIsPerPrincipal(t *testing.T) {
 }
 
 // limitRow matches a limit in limit.go, with its name and its value.
-// Who waits for a slot that is paused or released by another goroutine waits no longer.
+// A wait for a slot ends when another goroutine pauses or releases the slot.
 func TestFreedSlotEndsItsWait(t *testing.T) {
 	for _, state := range []slotState{slotPaused, slotReleased} {
 		c := counter{perKey: 1}

@@ -7,9 +7,9 @@
 //
 // Data that usher makes from a body or from a line of a process counts as much as that body or line,
 // in its place. It may use more: decoded objects can be thirty times as large for a moment, and a
-// request that its process has not read yet is in memory twice. Some bytes count for nobody: headers;
-// lists that all callers share, until one is copied for an answer; errors that answer an HTTP request;
-// usher's own notifications; and a line of a process, until its id names a call.
+// request that its process has not read yet is in memory twice. usher does not count
+// headers; lists that all callers share, until one is copied for an answer; errors that answer an HTTP
+// request; its own notifications; and a line of a process, until its id names a call.
 
 package main
 
@@ -103,7 +103,7 @@ type reservation struct {
 	w       http.ResponseWriter
 	control *http.ResponseController // of w
 	req     *http.Request
-	id      json.RawMessage            // of the JSON-RPC message in the body; nil until it is parsed, or for none
+	id      json.RawMessage            // of the message in the body; nil until it is parsed, or for none
 	refuse  func(*reservation, *fault) // writes an error in the endpoint's format
 }
 

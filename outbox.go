@@ -46,7 +46,7 @@ func (o *outbox) send(msg []byte) bool {
 	return o.sendEvent(outEvent{"message", msg, len(msg)})
 }
 
-// sendOwn queues an event of usher itself, which counts for nobody.
+// sendOwn queues an event of usher itself, which is not counted.
 func (o *outbox) sendOwn(name string, msg []byte) { o.sendEvent(outEvent{name, msg, 0}) }
 
 // sendEvent queues an event, which counts as e.held bytes, and reports whether it may arrive: see send.

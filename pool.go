@@ -2,8 +2,8 @@
 // hosted server has one process for each session, as if the session's client had started it;
 // callers without a session share one for each principal. Other modules have one process for all
 // callers, except shell modules, which have one for each call. This file decides which process a
-// call goes to, when a process starts, when nobody needs it any longer, and when a call has taken
-// too long.
+// call goes to, when a process starts, when it is no longer needed, and when a call has taken too
+// long.
 //
 // The pool's lock guards everything that changes: which processes there are, the state of each, and
 // their calls. So a process is in the state that its field state says, and in no other. Nothing slow

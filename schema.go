@@ -811,7 +811,8 @@ func decodeMedia(encoded json.RawMessage) (data []byte, mime string) {
 	_ = json.Unmarshal(encoded, &data) // no data if it is invalid
 	mime = http.DetectContentType(data)
 	switch {
-	case len(data) > 1 && data[0] == 0xff && strings.IndexByte("\xfb\xf3\xf2", data[1]) >= 0: // MP3 without a tag
+	// An MP3 file without a tag begins with a frame.
+	case len(data) > 1 && data[0] == 0xff && strings.IndexByte("\xfb\xf3\xf2", data[1]) >= 0:
 		return data, "audio/mpeg"
 	case slices.Contains(mediaTypes, mime):
 		return data, strings.Replace(mime, "wave", "wav", 1) // as in MCP's examples

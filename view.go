@@ -138,8 +138,8 @@ func newView(c *Catalog, key viewKey) *View {
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
 	}
-	// If a link has been changed to a file that can't be hosted, its module goes on with the old file.
-	// If another module has the old file by now, only that one gets names.
+	// A link may have been changed to a file that can't be hosted. Its module then keeps serving the old
+	// file. If another module serves the old file too, only that other module gets names.
 	ofFile := make(map[string]*Module)
 	for _, m := range c.modules {
 		file := m.Source + "#" + m.Name
