@@ -43,26 +43,23 @@ import (
 // command is an entry of the table of commands. The command's manual is help/NAME.txt,
 // which begins with the usage line and ends with the flags (TestDocsFlags).
 type command struct {
-	least, most int  // arguments, not counting flags
-	data        bool // the command uses the data folder
-	setup       func(a *app, fs *flag.FlagSet) runFunc
+	data  bool // the command uses the data folder
+	setup func(a *app, fs *flag.FlagSet) runFunc
 }
 
 // runFunc runs a command once its flags are parsed. Setup declares the flags and returns the
 // function.
 type runFunc func(ctx context.Context, args []string) error
 
-const anyNumber = math.MaxInt
-
 var commands = map[string]command{
-	"serve":   {0, anyNumber, true, setupServe},
-	"stdio":   {0, anyNumber, true, setupStdio},
-	"claim":   {0, anyNumber, true, setupClaim},
-	"modules": {0, anyNumber, true, setupModules},
-	"call":    {0, anyNumber, true, setupCall},
-	"approve": {0, anyNumber, true, setupApprove},
-	"new":     {1, 1, false, setupNew},
-	"version": {0, 0, false, setupVersion},
+	"serve":   {true, setupServe},
+	"stdio":   {true, setupStdio},
+	"claim":   {true, setupClaim},
+	"modules": {true, setupModules},
+	"call":    {true, setupCall},
+	"approve": {true, setupApprove},
+	"new":     {false, setupNew},
+	"version": {false, setupVersion},
 }
 
 //go:embed help
@@ -142,8 +139,6 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 		return nil
 	case err != nil:
 		return explainFlag(fs, err)
-	case len(args) < c.least || len(args) > c.most:
-		return usageErrorf("wrong number of arguments")
 	}
 	if c.data && a.url == "" {
 		if err := a.prepareData(); err != nil {
@@ -651,6 +646,9 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 // check beforehand could overwrite a file that appears after it.
 func setupNew(a *app, _ *flag.FlagSet) runFunc {
 	return func(_ context.Context, args []string) error {
+		if len(args) != 1 {
+			return usageErrorf("want one FILE, such as notes.usher.py")
+		}
 		path := args[0]
 		name, _, ok := moduleFile(filepath.Base(path))
 		// The starters are embedded, one for each language; .mjs and .mts have that of .js and .ts.

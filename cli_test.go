@@ -320,6 +320,8 @@ func TestCommandsAreRefused(t *testing.T) {
 		{"call a fail -dir DIR", 1, "it did not work"},
 		{"call a fial -dir DIR", 1, "no tool a fial here: did you mean a_fail?"},
 		{"call a.fail -dir DIR", 1, "no tool a.fail here: did you mean a_fail?"},
+		{"new", 2, "want one FILE"},
+		{"new DIR/a.usher.py DIR/b.usher.py", 2, "want one FILE"},
 		{"new DIR/foo.mjs", 2, "such as notes.usher.py"},
 		{"call a other -dir DIR", 1, "here: a.usher has a_fail, a_x"},
 		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside the scope"},
