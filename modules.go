@@ -865,9 +865,8 @@ func (r *Registry) checkApproved(s source) (source, error) {
 		return s, err
 	}
 	again := newScan()
-	again.root = s.Root
 	again.served = slices.Concat(r.Roots, r.Served)
-	again.file(s.Path, s.Name, s.Kind)
+	again.file(source{Root: s.Root, Path: s.Path, Name: s.Name, Kind: s.Kind})
 	found, ok := again.sources[s.key()]
 	if !ok {
 		return s, errMoved

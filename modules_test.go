@@ -297,8 +297,14 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 			r.Approved = approved
 			for range 2 {
 				s := newScan()
-				s.root = dir
-				s.add(dir+"/m.usher", dir+"/m.usher", source{Name: "m", Kind: kindExecutable, Version: "1"})
+				s.add(source{
+					Name:    "m",
+					Kind:    kindExecutable,
+					Path:    dir + "/m.usher",
+					Source:  dir + "/m.usher",
+					Root:    dir,
+					Version: "1",
+				})
 				r.update(s)
 				pass(time.Hour)
 			}
@@ -345,7 +351,7 @@ func scanOf(names ...string) *scan {
 	s := newScan()
 	for _, name := range names {
 		path := "/w/" + name + "/m.usher"
-		s.add(path, path, source{Name: name, Kind: kindExecutable, Version: "1"})
+		s.add(source{Name: name, Kind: kindExecutable, Path: path, Source: path, Version: "1"})
 	}
 	return s
 }

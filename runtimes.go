@@ -214,9 +214,10 @@ func isBelow(path string, folders []string) bool {
 	return slices.ContainsFunc(folders, func(folder string) bool { return scopeDir(folder).Contains(path) })
 }
 
-// configModules reads a .mcp.json file in the folder dir. It returns the entries, each with
-// how to start it or why it can't be started. The error means that the whole file is invalid.
-func configModules(raw []byte, dir string) ([]source, error) {
+// configModules reads the text of a .mcp.json file. It returns the entries, each with how to start
+// it or why it can't be started, and otherwise like file. The error means that the whole file is
+// invalid.
+func configModules(raw []byte, file source) ([]source, error) {
 	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
 	if err := checkJSON(raw, "the file"); err != nil {
 		return nil, fmt.Errorf("%w (want UTF-8, no comments, no comma at the end)", err)
@@ -233,14 +234,12 @@ func configModules(raw []byte, dir string) ([]source, error) {
 		if isTrue(entry.get("disabled")) || string(entry.get("enabled")) == "false" {
 			continue
 		}
-		s := source{
-			Name:    server.key,
-			Kind:    kindConfig,
-			Content: fmt.Sprintf("%x", sha256.Sum256(oneLine(server.value))),
-			Invalid: checkModuleName(server.key),
-		}
+		s := file
+		s.Name = server.key
+		s.Content = fmt.Sprintf("%x", sha256.Sum256(oneLine(server.value)))
+		s.Invalid = checkModuleName(server.key)
 		if s.Invalid == nil {
-			s.Invalid = s.readEntry(entry, dir)
+			s.Invalid = s.readEntry(entry)
 		}
 		s.Version = hashOf(string(marshal(s.Launch)), s.Content)
 		list = append(list, s)
@@ -249,7 +248,7 @@ func configModules(raw []byte, dir string) ([]source, error) {
 }
 
 // readEntry reads the fields of a .mcp.json entry. It returns the first error.
-func (s *source) readEntry(entry object, dir string) error {
+func (s *source) readEntry(entry object) error {
 	l := &s.Launch
 	var env map[string]string
 	known := map[string]any{
@@ -290,7 +289,7 @@ func (s *source) readEntry(entry object, dir string) error {
 		l.Env = append(l.Env, name+"="+env[name])
 	}
 	if !filepath.IsAbs(l.Dir) {
-		l.Dir = filepath.Join(dir, l.Dir)
+		l.Dir = filepath.Join(filepath.Dir(s.Source), l.Dir)
 	}
 	if l.Path == "" {
 		return errors.New(`no "command": for a server at a "url", ` +
@@ -419,15 +418,8 @@ type scan struct {
 	targets    map[string]bool   // of sources: their files, symlinks resolved, with their names
 	files      map[string]string // the versions of the files, by source.Path
 	unreadable []string          // paths of files and folders
-	links      []foundLink
-	root       string   // the hosted DIR that is being searched
-	served     []string // the hosted DIRs, up to which folders can have a virtual environment
-}
-
-// foundLink is a link with the name of a module, below a hosted DIR.
-type foundLink struct {
-	root, path, name string
-	kind             Kind
+	links      []source          // with the name of a module
+	served     []string          // the hosted DIRs, up to which folders can have a virtual environment
 }
 
 // newScan returns a scan that has found nothing.
@@ -445,42 +437,45 @@ func scanFolders(roots []string, served ...string) *scan {
 	s := newScan()
 	s.served = slices.Concat(roots, served)
 	for _, root := range roots {
-		s.root = root
+		found := source{Root: root, Path: root}
 		if path, err := filepath.EvalSymlinks(root); err == nil && path != root {
-			s.fail(root, errMoved) // since the start, it has become a link
+			s.fail(found, errMoved) // since the start, it has become a link
 		} else {
-			s.folder(root)
+			s.folder(found)
 		}
 	}
 	// Links come last: a file is one module, under its own path if that was found, and a link to it must
 	// not take its place.
 	for _, link := range s.links {
-		s.root = link.root
-		s.file(link.path, link.name, link.kind)
+		s.file(link)
 	}
 	return s
 }
 
-// folder searches a folder, and the folders below it.
-func (s *scan) folder(path string) {
-	list, err := os.ReadDir(path)
+// folder searches a folder, and the folders below it. folder has a Path and a Root.
+func (s *scan) folder(folder source) {
+	list, err := os.ReadDir(folder.Path)
 	if err != nil {
-		s.fail(path, err)
+		s.fail(folder, err)
 		return
 	}
 	for _, entry := range list {
-		name := entry.Name()
-		at := filepath.Join(path, name)
-		module, kind, isModule := moduleFile(name)
+		name, kind, isModule := moduleFile(entry.Name())
+		found := source{
+			Name: name,
+			Kind: kind,
+			Path: filepath.Join(folder.Path, entry.Name()),
+			Root: folder.Root,
+		}
 		switch {
 		case entry.IsDir():
-			if !unsearched.MatchString(name + "/") {
-				s.folder(at)
+			if !unsearched.MatchString(entry.Name() + "/") {
+				s.folder(found)
 			}
 		case isModule && entry.Type() == fs.ModeSymlink:
-			s.links = append(s.links, foundLink{s.root, at, module, kind})
+			s.links = append(s.links, found)
 		case isModule:
-			s.file(at, module, kind)
+			s.file(found)
 		}
 	}
 }
@@ -502,50 +497,53 @@ var errMoved error = httpErrorf(http.StatusServiceUnavailable,
 
 // fail adds a file or folder that can't be read, as a module without a name. scan.has
 // treats the failure as temporary, unless the path does not exist.
-func (s *scan) fail(path string, err error) {
-	s.add(path, path, source{Invalid: errors.New(errText(err))})
+func (s *scan) fail(found source, err error) {
+	s.add(source{
+		Path:    found.Path,
+		Source:  found.Path,
+		Root:    found.Root,
+		Invalid: errors.New(errText(err)),
+	})
 	if !errors.Is(err, fs.ErrNotExist) && err != errMoved {
-		s.unreadable = append(s.unreadable, path)
+		s.unreadable = append(s.unreadable, found.Path)
 	}
 }
 
-// file adds a file with the name of a module, or the entries of a .mcp.json file.
-func (s *scan) file(path, name string, kind Kind) {
-	target, err := filepath.EvalSymlinks(path)
+// file adds a file with the name of a module, or the entries of a .mcp.json file. found has a Name,
+// Kind, Path and Root.
+func (s *scan) file(found source) {
+	target, err := filepath.EvalSymlinks(found.Path)
 	var info fs.FileInfo
 	if err == nil {
 		info, err = os.Lstat(target)
 	}
 	if err != nil {
-		s.fail(path, err)
+		s.fail(found, err)
 		return
 	}
-	s.files[path] = fileVersion(info)
-	invalid := checkFile(info, kind)
+	found.Source = target
+	found.Version = fileVersion(info)
+	s.files[found.Path] = found.Version
+	found.Invalid = checkFile(info, found.Kind)
 	switch {
 	case info.IsDir(): // a folder that is linked under a module's name
-	case kind != kindConfig:
-		found := source{
-			Name:    name,
-			Kind:    kind,
-			Version: target + s.files[path],
-			Invalid: cmp.Or(checkModuleName(name), invalid),
-		}
-		if kind == kindPython {
+	case found.Kind != kindConfig:
+		found.Invalid = cmp.Or(checkModuleName(found.Name), found.Invalid)
+		if found.Kind == kindPython {
 			found.Interpreter, found.Python = pythonFor(filepath.Dir(target), s.served)
 		}
-		found.Version += found.Interpreter + partsVersion(found.Python)
-		s.add(path, target, found)
-	case invalid != nil:
-		s.fail(path, invalid)
+		found.Version += target + found.Interpreter + partsVersion(found.Python)
+		s.add(found)
+	case found.Invalid != nil:
+		s.fail(found, found.Invalid)
 	default:
 		raw, _, err := readSource(target, kindConfig)
-		list, wrong := configModules(raw, filepath.Dir(target))
+		list, wrong := configModules(raw, found)
 		if err := cmp.Or(err, wrong); err != nil { // perhaps it is half written: its entries stay
-			s.fail(path, err)
+			s.fail(found, err)
 		}
 		for _, entry := range list {
-			s.add(path, target, entry)
+			s.add(entry)
 		}
 	}
 }
@@ -599,11 +597,8 @@ func readSource(source string, kind Kind) (text []byte, hash string, err error) 
 }
 
 // add adds a source. A source that is found in several ways is added once.
-func (s *scan) add(path, target string, found source) {
-	found.Path = path
-	found.Source = target
-	found.Root = s.root
-	file := target + "#" + found.Name
+func (s *scan) add(found source) {
+	file := found.Source + "#" + found.Name
 	if _, known := s.sources[found.key()]; !known && !s.targets[file] {
 		s.sources[found.key()] = found
 		s.targets[file] = true

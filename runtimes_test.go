@@ -35,6 +35,9 @@ func TestFileNameSaysTheKind(t *testing.T) {
 	}
 }
 
+// configFile is the file of the entries that tests read.
+var configFile = source{Kind: kindConfig, Source: "/w/.mcp.json"}
+
 // Variables in a .mcp.json are expanded, except secrets. An entry that can't be hosted says
 // why.
 func TestConfigIsExpanded(t *testing.T) {
@@ -80,7 +83,7 @@ func TestConfigIsExpanded(t *testing.T) {
 			`x   unknown field "timeout" is ignored, unknown field "Args" is ignored`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			list, err := configModules([]byte(`{"mcpServers":{"m":`+tt.entry+`}}`), "/w")
+			list, err := configModules([]byte(`{"mcpServers":{"m":`+tt.entry+`}}`), configFile)
 			must(t, err)
 			if len(list) != 1 {
 				t.Fatalf("got %+v", list)
@@ -105,7 +108,7 @@ func TestConfigIsExpanded(t *testing.T) {
 	const bad, good = `"a b":{"command":"x"}`, `"c":{"command":"x"}`
 	const off = `"d":{"command":"x","disabled":true},"e":{"command":"x","enabled":false}`
 	list, err := configModules([]byte("\ufeff"+`{"mcpServers":{`+bad+`,`+good+`,`+off+
-		`}}`), "/w")
+		`}}`), configFile)
 	must(t, err)
 	check(t, "entries that are not disabled", len(list), 2)
 	check(t, "a bad name is refused", list[0].Invalid != nil, true)
@@ -124,7 +127,7 @@ func TestConfigErrorNamesTheLine(t *testing.T) {
 		"{\n // no\n}":                    "at line 2: invalid character '/'" + key,
 		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3: invalid character '}'" + key,
 	} {
-		_, err := configModules([]byte(raw), "/w")
+		_, err := configModules([]byte(raw), configFile)
 		checkContains(t, raw, fmt.Sprint(err), want)
 	}
 }
@@ -232,8 +235,8 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 // A folder that can't be read at the moment keeps its modules. One that is gone does not.
 func TestUnreadableFilesKeepTheirModules(t *testing.T) {
 	s := newScan()
-	s.fail("/w/p", errors.New("too many open files"))
-	s.fail("/w/q", &fs.PathError{Err: fs.ErrNotExist})
+	s.fail(source{Path: "/w/p"}, errors.New("too many open files"))
+	s.fail(source{Path: "/w/q"}, &fs.PathError{Err: fs.ErrNotExist})
 	still := map[string]bool{
 		"/w/p/a.usher":  true,
 		"/w/p":          true,
@@ -252,8 +255,8 @@ func FuzzParseConfig(f *testing.F) {
 	f.Setenv("GITHUB_WEBHOOK_SECRET", secret)
 	f.Setenv("x_signing_secret", secret)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		list, err := configModules(raw, "/w")
-		if again, _ := configModules(raw, "/w"); len(again) != len(list) ||
+		list, err := configModules(raw, configFile)
+		if again, _ := configModules(raw, configFile); len(again) != len(list) ||
 			err != nil && list != nil {
 			t.Fatalf("%q: %v, %v", raw, list, err)
 		}
