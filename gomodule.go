@@ -214,16 +214,8 @@ func buildGoModule(
 	if err != nil {
 		return last, err
 	}
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return last, err
-	}
-	temp, err := os.MkdirTemp(folder, "build-")
-	if err != nil {
-		return last, err
-	}
-	defer os.RemoveAll(temp)
 	binary := filepath.Join(folder, "module-"+rand.Text())
-	loaded, err = source.build(ctx, log, filepath.Dir(path), temp, binary)
+	loaded, err = source.build(ctx, log, filepath.Dir(path), binary)
 	if err == nil {
 		loaded.Binary = binary
 		if file.changed() { // perhaps before the parts were listed: build again at the next start
@@ -246,11 +238,11 @@ func removeUnused(folder string, age time.Duration) {
 }
 
 // build runs the go command in dir, the folder of the module's file, to build a binary from
-// that file and its generated main. An overlay, which is in temp, puts the main into dir. build
-// lists the parts first, so that an edit during the build counts as a change.
-func (s *goSource) build(
-	ctx context.Context, log *slog.Logger, dir, temp, binary string,
-) (*parts, error) {
+// that file and its generated main. An overlay, in a temporary folder beside the binary, puts the
+// main into dir. build lists the parts first, so that an edit during the build counts as a change.
+func (s *goSource) build(ctx context.Context, log *slog.Logger, dir, binary string) (*parts, error) {
+	temp := binary + ".build"
+	defer os.RemoveAll(temp)
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	overlayFile := filepath.Join(temp, "overlay.json")
 	module := s.base
@@ -268,7 +260,7 @@ func (s *goSource) build(
 		copied:      s.text,
 		overlayFile: marshal(map[string]any{"Replace": replace}),
 	} {
-		if err := os.WriteFile(path, text, 0o600); err != nil {
+		if err := writeFile(path, text, os.O_EXCL, 0o600); err != nil {
 			return newParts(nil), err
 		}
 	}

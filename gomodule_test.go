@@ -499,8 +499,9 @@ func exchangeLines(p *modulePeer, lines []lineExchange) {
 func TestFailedBuildHasParts(t *testing.T) {
 	source, err := parseGoModule("m.usher.go", []byte(goHead))
 	must(t, err)
-	noFolder := t.TempDir() + "/gone"
-	loaded, err := source.build(t.Context(), quiet, t.TempDir(), noFolder, noFolder+"/binary")
+	noFolder := t.TempDir() + "/file"
+	write(t, noFolder, "")
+	loaded, err := source.build(t.Context(), quiet, t.TempDir(), noFolder+"/binary")
 	check(t, "it failed", err != nil, true)
 	check(t, "it has parts", loaded != nil && !loaded.changed(), true)
 }
