@@ -626,7 +626,7 @@ func (c *argumentCheck) wanted(s *schema) string {
 // the member that it refuses.
 func (c *argumentCheck) alternatives(s *schema, value *json.RawMessage) *argumentError {
 	list := s.alternatives()
-	var inside []*argumentError
+	var inside, selected []*argumentError
 	for _, one := range list {
 		wrong := c.value(one, value)
 		if wrong == nil || c.left < 0 { // if too complex, the others can't be checked either
@@ -634,13 +634,14 @@ func (c *argumentCheck) alternatives(s *schema, value *json.RawMessage) *argumen
 		}
 		if len(wrong.keys) > 0 {
 			inside = append(inside, wrong)
+			if !wrong.isConstant {
+				selected = append(selected, wrong)
+			}
 		}
 	}
-	isSelected := func(e *argumentError) bool { return !e.isConstant }
-	selected := slices.IndexFunc(inside, isSelected)
 	switch {
-	case selected >= 0 && !slices.ContainsFunc(inside[selected+1:], isSelected):
-		return inside[selected]
+	case len(selected) == 1:
+		return selected[0]
 	case len(inside) == 1:
 		return inside[0]
 	case len(list) > 0:
