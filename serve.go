@@ -527,25 +527,23 @@ func (d *daemon) showRecord(record object) {
 	fmt.Fprintln(d.out, line)
 }
 
-// warnOfNotes logs what a report notes of modules as warnings, unless noted contains it. It
-// returns everything that the report notes.
-func (d *daemon) warnOfNotes(modules []moduleReport, noted map[string]bool) map[string]bool {
-	now := make(map[string]bool)
+// warnOfNotes logs what a report notes of modules as warnings, unless noted contains it, and adds it
+// to noted.
+func (d *daemon) warnOfNotes(modules []moduleReport, noted map[string]bool) {
 	for _, m := range modules {
 		for _, note := range m.Problems {
 			key := m.Path + note
-			now[key] = true
 			if !noted[key] {
+				noted[key] = true
 				d.log.Warn("module note", "module", cmp.Or(m.Label, m.Name), "file", m.Path, "note", note)
 			}
 		}
 	}
-	return now
 }
 
 // followModules writes report.json and prints the banner, both delayed while modules are not
-// ready, as long as clients wait for them. Then it writes each new report until ctx ends.
-// Later banners would be noise: the log says what changes. A report that can't be written is
+// ready, as long as clients wait for them. Then it writes a new report after each change, until ctx
+// ends. Later banners would be noise: the log says what changes. A report that can't be written is
 // no reason to stop, because only usher modules reads it.
 func (d *daemon) followModules(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
@@ -563,7 +561,7 @@ func (d *daemon) followModules(ctx context.Context) {
 			d.bannered.Store(true)
 		}
 		modules := d.app.report(d.registry, scopeAll(), d.record.URL)
-		noted = d.warnOfNotes(modules, noted)
+		d.warnOfNotes(modules, noted)
 		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
 			d.log.Warn("the report was not written", "err", err)
 		}
@@ -580,8 +578,6 @@ func (d *daemon) followModules(ctx context.Context) {
 				"Webhooks": d.flags.whoSendsWebhooks(),
 			})
 		}
-		if settled {
-			_ = waitFor(ctx, changed)
-		}
+		_ = waitFor(ctx, changed)
 	}
 }
