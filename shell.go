@@ -213,9 +213,6 @@ func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawM
 
 // introspect returns what the module offers.
 func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
-	quiet := *s
-	quiet.log = slog.New(slog.DiscardHandler)
-	s = &quiet // the error contains what matters
 	slow := fmt.Errorf("it took over %v", startTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, slow)
 	defer cancel()
