@@ -205,16 +205,12 @@ var versionMember = member{"jsonrpc", json.RawMessage(`"2.0"`)}
 // encodeRequest encodes a request, or a notification if id is nil, on one line, if its params
 // are. Nil params are omitted.
 func encodeRequest(id json.RawMessage, method string, params object) []byte {
-	message := object{versionMember, {"id", id}, {"method", quote(method)}}
-	if params != nil {
-		message = append(message, member{"params", params.encode()})
-	}
-	return message.encode()
+	return object{versionMember, {"id", id}, {"method", quote(method)}}.encodeWith("params", params)
 }
 
 // encodeResult encodes a successful response.
 func encodeResult(id json.RawMessage, result object) []byte {
-	return object{versionMember, {"id", id}, {"result", result.encode()}}.encode()
+	return object{versionMember, {"id", id}}.encodeWith("result", result)
 }
 
 // encodeError encodes an error response. It omits an absent id: unlike JSON-RPC, MCP's schema
@@ -301,8 +297,22 @@ func members(raw json.RawMessage) object {
 }
 
 // encode returns the object's text, without members whose value is nil.
-func (o object) encode() json.RawMessage {
-	b := append(make([]byte, 0, o.size()), '{')
+func (o object) encode() json.RawMessage { return o.appendTo(make([]byte, 0, o.size())) }
+
+// encodeWith returns the text of the object with one more member, an object, unless that is nil. It
+// copies the member, which may be large, only once. There is room for a newline.
+func (o object) encodeWith(key string, last object) []byte {
+	b := o.appendTo(make([]byte, 0, o.size()+len(key)+last.size()+len(`,"":`)))
+	if last == nil {
+		return b
+	}
+	b = append(appendQuoted(append(b[:len(b)-1], ','), key), ':')
+	return append(last.appendTo(b), '}')
+}
+
+// appendTo appends the object's text to b.
+func (o object) appendTo(b []byte) []byte {
+	b = append(b, '{')
 	for _, f := range o {
 		if f.value == nil {
 			continue
