@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +35,6 @@ const (
 	sweepTime   = time.Second            // between two sweeps
 	sessionIdle = 10 * time.Minute       // how long a process of one Member is kept without a call
 	roomIdle    = time.Minute            // without a call, after which a process may make room for another
-	year        = 365 * 24 * time.Hour   // longer than any process is idle, or any pause after a crash
 	slowCall    = 10 * time.Second       // after which the log says that a call is running
 	crashMemory = time.Minute            // how long a crash counts
 	crashPause  = 5 * time.Second        // between a crash, from the second on, and a new start
@@ -76,9 +76,8 @@ type pool struct {
 	mu      sync.Mutex
 	procs   []*Worker                     // that have not ended, in the order of their first calls
 	calls   map[*call]bool                // under way, or waiting to be made
-	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start.
-	// If the process of a session has made room, the time is a year ahead, until the session's next call
-	// fails and removes the entry.
+	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start
+	evicted map[context.Context]bool      // Members of sessions whose process has made room, until their next call
 }
 
 // newPool returns a pool without processes, which accepts calls until ctx ends.
@@ -87,6 +86,7 @@ func newPool(ctx context.Context, config poolConfig) *pool {
 		poolConfig: config,
 		calls:      make(map[*call]bool),
 		crashed:    make(map[context.Context]time.Time),
+		evicted:    make(map[context.Context]bool),
 	}
 	p.ctx, p.cancel = context.WithCancel(ctx)
 	context.AfterFunc(p.ctx, p.retire) // also if the module is removed, or usher ends
@@ -239,8 +239,8 @@ func (p *pool) enter(c *call) error {
 	c.worker = p.find(member)
 	switch {
 	case p.shell != nil || c.worker != nil:
-	case pause > crashPause: // the process has not crashed, but made room: see makeRoom
-		delete(p.crashed, member)
+	case p.evicted[member]:
+		delete(p.evicted, member)
 		return fmt.Errorf("module %q ended to make room, so its state is lost: call again", p.Name)
 	case pause > 0:
 		return fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, pause.Seconds())
@@ -326,40 +326,38 @@ func (p *pool) makeRoom(w *Worker, now time.Time) {
 	if w.room == nil || w.state != workerWaiting {
 		return
 	}
+	isOwn := func(o *Worker) bool { return o.room.key == w.room.key }
+	isSilent := func(o *Worker) bool { return o.owner.Stream == nil || o.owner.Stream() == nil }
 	// If the principal has as many as it may have, the end of another's process would not help.
 	onlyOwn := p.rooms.count(w.room.key) >= roomsOf(w.room.key)
-	var chosen *Worker
-	var most time.Duration
+	var idle []*Worker
 	for _, o := range p.procs {
-		if o.room == nil || o.state == workerWaiting || onlyOwn && o.room.key != w.room.key {
-			continue
-		}
-		if o.state >= workerDraining {
+		switch {
+		case o.room == nil || o.state == workerWaiting || onlyOwn && !isOwn(o):
+		case o.state >= workerDraining:
 			return
-		}
-		idle := now.Sub(o.lastUse)
-		if idle < roomIdle {
-			continue
-		}
-		// Years are longer than any idle time, so they decide first.
-		if o.room.key == w.room.key {
-			idle += 2 * year
-		}
-		if stream := o.owner.Stream; stream == nil || stream() == nil {
-			idle += year
-		}
-		if idle > most {
-			chosen = o
-			most = idle
+		case now.Sub(o.lastUse) >= roomIdle:
+			idle = append(idle, o)
 		}
 	}
-	if chosen != nil {
-		p.log.Warn("a process of a session ends to make room for another")
-		if chosen.owner.Stream != nil { // tell the session, at its next call, that its state is lost
-			p.crashed[chosen.owner.Member] = now.Add(year)
-		}
-		chosen.advance(workerDraining)
+	if idle == nil {
+		return
 	}
+	idle = prefer(prefer(idle, isOwn), isSilent)
+	chosen := slices.MinFunc(idle, func(a, b *Worker) int { return a.lastUse.Compare(b.lastUse) })
+	p.log.Warn("a process of a session ends to make room for another")
+	if chosen.owner.Stream != nil { // the session must learn that its state is lost
+		p.evicted[chosen.owner.Member] = true
+	}
+	chosen.advance(workerDraining)
+}
+
+// prefer returns the processes that have a property or, if none has it, all.
+func prefer(list []*Worker, has func(*Worker) bool) []*Worker {
+	if !slices.ContainsFunc(list, has) {
+		return list
+	}
+	return slices.DeleteFunc(list, func(w *Worker) bool { return !has(w) })
 }
 
 // retire refuses new calls, and ends the processes after the calls under way. A new call waits for
@@ -423,6 +421,7 @@ func (p *pool) sweep(now time.Time) (gone bool) {
 	maps.DeleteFunc(p.crashed, func(member context.Context, next time.Time) bool {
 		return now.Sub(next) > crashMemory || member != nil && member.Err() != nil
 	})
+	maps.DeleteFunc(p.evicted, func(member context.Context, _ bool) bool { return member.Err() != nil })
 	return p.ctx.Err() != nil && len(p.procs)+len(p.calls) == 0
 }
 
