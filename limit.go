@@ -186,15 +186,15 @@ type slot struct {
 type slotState int
 
 const (
-	slotPaused   slotState = iota // it is not in the queue; grant puts it there
+	slotPaused   slotState = iota // it is not in the queue; queue puts it there
 	slotWaiting                   // it waits for room
 	slotRunning                   // it counts
 	slotReleased                  // it wants no room any more
 )
 
-// grant queues the slot, first come, first served, and returns a channel that is closed
+// queue queues the slot, first come, first served, and returns a channel that is closed
 // when the slot counts or is free again. The caller must call release.
-func (s *slot) grant() (granted <-chan struct{}) {
+func (s *slot) queue() (granted <-chan struct{}) {
 	c := s.counter
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -142,7 +142,7 @@ func TestFreedSlotEndsItsWait(t *testing.T) {
 		c := counter{perKey: 1}
 		c.reserve(everyone, 1)
 		s := &slot{counter: &c, key: everyone}
-		granted := s.grant()
+		granted := s.queue()
 		s.free(state)
 		select {
 		case <-granted:

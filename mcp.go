@@ -455,7 +455,7 @@ func (r *request) callTool() (object, error) {
 		r.params = r.params.set("arguments", kept.encode())
 	}
 	result, err := r.call()
-	if err != nil && asFault(err).Status != 0 && r.ctx.Err() == nil {
+	if err != nil && !isRPC(err) && r.ctx.Err() == nil {
 		return failure(err.Error()), nil
 	}
 	return result, err

@@ -696,7 +696,7 @@ func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 		o.log.Info("building")
 	}
 	defer slot.release()
-	if err := waitFor(p.ctx, slot.grant()); err != nil {
+	if err := waitFor(p.ctx, slot.queue()); err != nil {
 		return nil, err
 	}
 	if p.shell != nil {

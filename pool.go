@@ -159,7 +159,7 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	}
 	// The process comes first: a slot that waits for a build would keep others from running.
 	c.slot = &slot{counter: p.slots, key: caller.Principal}
-	err := caller.Principal.waitFor(c.ctx, c.slot.grant())
+	err := caller.Principal.waitFor(c.ctx, c.slot.queue())
 	if err == nil {
 		p.begin(c)
 		err = lastCheck(caller)
@@ -278,7 +278,7 @@ func (p *pool) leave(c *call) {
 func (p *pool) run(w *Worker) {
 	var err error
 	if w.room != nil {
-		err = waitFor(w.ctx, w.room.grant())
+		err = waitFor(w.ctx, w.room.queue())
 	}
 	if err == nil {
 		w.update(func() { w.advance(workerStarting) })

@@ -356,7 +356,7 @@ func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 		}()
 		await(t, "a module that waits", r.introspecting.busy)
 		for range others {
-			(&slot{counter: &r.introspecting}).grant()
+			(&slot{counter: &r.introspecting}).queue()
 		}
 		r.introspecting.release(kindExecutable, 1)
 		<-done

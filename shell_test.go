@@ -88,7 +88,7 @@ func TestShellCallReleasesItsSlot(t *testing.T) {
 	running := counter{perKey: 1}
 	c := newCall(t.Context(), Caller{})
 	c.slot = &slot{counter: &running, key: everyone}
-	<-c.slot.grant()
+	<-c.slot.queue()
 	_, err := runner.request(c, "tools/call", object{{"name", quote("f")}})
 	must(t, err)
 	check(t, "running calls", running.count(everyone), 0)

@@ -173,7 +173,7 @@ func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params
 	// Only stateless revisions have an HTTP status for an error of JSON-RPC. In earlier ones, an HTTP
 	// error means that the transport or the session has failed.
 	status := http.StatusOK
-	if err != nil && r.session.era == stateless && asFault(err).Status == 0 {
+	if err != nil && r.session.era == stateless && isRPC(err) {
 		status = asFault(err).status()
 	}
 	if prefersStream(header) && status == http.StatusOK {

@@ -186,7 +186,7 @@ func newWorker(p *pool, owner Caller) *Worker {
 		if owner.Principal.exists() { // else all principals without a claim count together, under nil
 			w.room.key = owner.Principal
 		}
-		w.room.grant() // in the order of the first calls
+		w.room.queue() // in the order of the first calls
 	}
 	if p.Launch.Shared || w.room != nil && w.room.key != nil {
 		w.caps &^= capRoots
@@ -731,7 +731,7 @@ func (w *Worker) handshake(ctx context.Context, stateful bool) error {
 		}
 	}
 	err := w.initialize(ctx)
-	answered := err != nil && asFault(err).Status == 0
+	answered := err != nil && isRPC(err)
 	if answered && w.discover(ctx) { // it was only slow to start, or has changed
 		return nil
 	}
@@ -805,7 +805,7 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 		switch {
 		case err == nil:
 		case asFault(err).Code == codeNoMethod: // a server may have resources and no templates
-		case asFault(err).Status != 0 || key == "tools" && list == nil: // a process that ended has no lists
+		case !isRPC(err) || key == "tools" && list == nil: // a process that ended has no lists
 			return nil, err
 		default:
 			m.Problems = append(m.Problems, err.Error())
@@ -1035,7 +1035,7 @@ func (w *Worker) ask(a *clientRequest) {
 	result, err := w.askClient(a)
 	c := a.call
 	if c != nil { // the module runs again, so the call needs its slot again
-		_ = waitFor(a.ctx, c.slot.grant())
+		_ = waitFor(a.ctx, c.slot.queue())
 	}
 	line := encodeResult(a.ID, result)
 	w.update(func() {

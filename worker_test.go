@@ -340,7 +340,7 @@ func TestServersConfirmNothing(t *testing.T) {
 		caller := Caller{Principal: everyone, Notify: func(string, object) {}}
 		c := newCall(t.Context(), caller)
 		c.slot = &slot{counter: &running, key: everyone}
-		<-c.slot.grant()
+		<-c.slot.queue()
 		must(t, w.startCall(c, "tools/call", nil))
 		w.takeAll()
 		w.endCall(c, errCancelled)
@@ -582,7 +582,7 @@ func TestLateAnswerToAnAskIsDropped(t *testing.T) {
 		}
 		c := newCall(t.Context(), caller)
 		c.slot = &slot{counter: &running, key: caller.Principal}
-		<-c.slot.grant()
+		<-c.slot.queue()
 		must(t, w.startCall(c, "tools/call", nil))
 		w.takeAll()
 		running.perKey = 0 // from now on, there is no room for the call to go on
