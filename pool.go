@@ -134,7 +134,7 @@ const subscribeMethod = "resources/subscribe"
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	params object) (object, error) {
 	c := newCall(ctx, caller)
-	defer func() { c.cancel(nil) }() // begin may replace it
+	defer c.cancel(nil)
 	c.method = method
 	c.name = cmp.Or(params.text("name"), params.text("uri"))
 	if err := p.enter(c); err != nil {
@@ -171,15 +171,13 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	return nil, err
 }
 
-// begin records that a call is made now: it no longer waits, and no longer ends with the context
-// that it waited with, if its caller has another one.
+// begin records that a call is made now: it no longer waits.
 func (p *pool) begin(c *call) {
+	if begun := c.caller.Begun; begun != nil {
+		begun()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if running := c.caller.Running; running != nil {
-		c.cancel(nil)
-		c.ctx, c.cancel = context.WithCancelCause(running)
-	}
 	c.heard = time.Now()
 }
 

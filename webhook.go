@@ -244,10 +244,10 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	}
 	// A sender that hangs up will try again, so its call is not made. But a call that a runner has
 	// received goes on: half of a deployment would be worse than one whose answer nobody reads.
-	running, cancel := context.WithTimeout(h.stopped, h.timeout)
+	ctx, cancel := context.WithTimeout(h.stopped, h.timeout)
 	defer cancel()
-	ctx, giveUp := context.WithCancel(running)
-	defer context.AfterFunc(d.req.Context(), giveUp)()
+	keep := context.AfterFunc(d.req.Context(), cancel)
+	defer keep()
 	// An edit between the look-up and the call must not fail the delivery.
 	changed := false
 	result, err := h.modules.Call(ctx, senders, func() (object, error) {
@@ -267,13 +267,13 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 		}
 		return d.tool.Call(
 			ctx,
-			Caller{Principal: senders, Running: running},
+			Caller{Principal: senders, Begun: func() { keep() }},
 			"tools/call",
 			object{{"arguments", arguments}},
 		)
 	})
 	if err != nil {
-		return nil, callError(running, err)
+		return nil, callError(ctx, err)
 	}
 	return answerOf(result)
 }

@@ -885,9 +885,8 @@ type Caller struct {
 	// a principal without a session. Callers with the same Member share one process of a hosted
 	// server. When Member ends, the process answers its calls and ends.
 	Member context.Context
-	// Running bounds a call in place of its context, once a runner has received it; nil for callers
-	// whose calls end with their context.
-	Running context.Context
+	// Begun is called when a call is handed to a runner; it may be nil.
+	Begun func()
 	// Stream returns the notification stream of the caller's session, nil if none is open. The field
 	// itself is nil for callers without a session.
 	Stream func() *outbox
