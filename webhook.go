@@ -115,7 +115,7 @@ func (h *Webhooks) serve(x *reservation) error {
 
 // likeHookPath matches the paths of webhooks, and paths that may be mistyped ones: their senders get
 // 404, and the log shows the owner where the deliveries went.
-var likeHookPath = regexp.MustCompile(`(?i)^/(web-?)?hooks?/`)
+var likeHookPath = regexp.MustCompile(`(?i)^/+(web-?)?hooks?(/|$)`)
 
 // pathWord matches a word in a path.
 var pathWord = regexp.MustCompile(`[\pL\pN_]+`)
@@ -222,7 +222,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 		i, _ := slices.BinarySearch(known, likeHookPath.ReplaceAllString(d.path, ""))
 		// The list begins with the path before d.path in alphabetical order. The log cuts it.
 		return httpErrorf(http.StatusNotFound, "no webhook has this path: see usher modules").
-			because(fmt.Errorf("no webhook has this path, the nearest are %q", known[max(0, i-1):]))
+			because(fmt.Errorf("unknown path, the nearest are %q", known[max(0, i-1):]))
 	}
 	d.tool = tool
 	// A tag that can't be obeyed refuses every delivery. To ignore it would open the webhook.
@@ -379,11 +379,11 @@ const (
 // without a type.
 func parseType(h http.Header) (kind string, params map[string]string, err error) {
 	text := cmp.Or(h.Get("Content-Type"), "application/json")
-	kind, params, err = mime.ParseMediaType(text)
+	kind, params, _ = mime.ParseMediaType(text) // a parameter may be malformed, as in "; charset"
 	isJSON := kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json")
 	coding := strings.Join(h.Values("Content-Encoding"), ",")
 	isCoded := coding != "" && !strings.EqualFold(coding, "identity")
-	if err != nil || isCoded || !isJSON && kind != formType && kind != multipartType {
+	if isCoded || !isJSON && kind != formType && kind != multipartType {
 		return "", nil, httpErrorf(http.StatusUnsupportedMediaType,
 			"content type %q: want application/json or a form, not encoded", clipText(text+" "+coding, 100))
 	}
@@ -429,7 +429,7 @@ type jsonLists map[string][]json.RawMessage
 
 // readParts adds the texts and files of a multipart form to texts and files, and reports whether it
 // could read all. reader decodes quoted-printable, and removes folders from the name of a file.
-// readParts can't read parts in base64, which hardly anybody sends.
+// readParts can't read parts in another encoding, such as base64, which hardly anybody sends.
 func readParts(reader *multipart.Reader, texts url.Values, files jsonLists) bool {
 	for {
 		part, err := reader.NextPart()
@@ -437,12 +437,13 @@ func readParts(reader *multipart.Reader, texts url.Values, files jsonLists) bool
 			return err == io.EOF // an unfinished form has another error
 		}
 		content, err := io.ReadAll(part)
-		name := part.FormName()
+		name := strings.TrimSuffix(part.FormName(), "[]")
 		file := part.FileName()
 		kind := part.Header.Get("Content-Type")
+		coding := part.Header.Get("Content-Transfer-Encoding")
 		switch {
 		case err != nil, name == "", !utf8.ValidString(name + file + kind),
-			strings.EqualFold(part.Header.Get("Content-Transfer-Encoding"), "base64"):
+			!strings.Contains("7bit 8bit binary", strings.ToLower(coding)):
 			return false
 		case file == "":
 			texts.Add(name, decodeText(string(content), kind))
@@ -457,9 +458,9 @@ func readParts(reader *multipart.Reader, texts url.Values, files jsonLists) bool
 	}
 }
 
-// likeLatin1 matches the names of ISO-8859-1 and windows-1252, which senders confuse, also in a content
+// likeLatin1 matches names of ISO-8859-1 and windows-1252, which senders confuse, also in a content
 // type.
-var likeLatin1 = regexp.MustCompile(`(?i)\b(iso-8859-1|windows-1252)\b`)
+var likeLatin1 = regexp.MustCompile(`(?i)\b(iso[-_]?8859-1|latin-?1|(windows-|cp)1252)\b`)
 
 // decodeText decodes text if charset, which may be a content type, is ISO-8859-1 or windows-1252. It
 // returns a text that is UTF-8 or has another charset unchanged. It uses package html as its table: in
@@ -496,19 +497,22 @@ func jsonObject(body []byte) (object, error) {
 
 // formParams converts a form to parameters. values contains its files; formParams adds its texts. If
 // a field named payload contains a JSON object, as GitHub sends it, the object replaces the form, unless
-// the method has a parameter named payload. charset is the charset of the content type. If it is "",
-// the field charset (PayPal) gives the charset of all texts, or the field charsets (SendGrid) the
-// charset of each. The parameters are sorted: errors and tests are then the same each time.
+// the method has a parameter named payload. PHP and jQuery write [] behind the name of a list, which
+// formParams leaves out, as readParts does. charset is the charset of the content type. If it is "",
+// the field charset (PayPal) or _charset_ (HTML) gives the charset of all texts, or the field charsets
+// (SendGrid) the charset of each. The parameters are sorted: errors and tests are then the same each time.
 func formParams(texts url.Values, values jsonLists, charset string, s *schema) (list object) {
 	charsets := members([]byte(clipText(texts.Get("charsets"), maxError)))
-	for name := range texts {
+	for _, name := range sortedKeys(texts) {
+		key := strings.TrimSuffix(name, "[]")
 		for _, text := range texts[name] {
-			text = decodeText(text, cmp.Or(charset, texts.Get("charset"), charsets.text(name)))
+			text = decodeText(text, cmp.Or(
+				charset, texts.Get("charset"), texts.Get("_charset_"), charsets.text(name)))
 			value := quote(text)
 			if !utf8.ValidString(text) {
 				value = object{textOrBase64([]byte(text))}.encode()
 			}
-			values[name] = append(values[name], value)
+			values[key] = append(values[key], value)
 		}
 	}
 	// GitHub sends a field. A file of this name is not JSON to take apart.

@@ -77,8 +77,9 @@ func TestWebhookBodyBecomesParameters(t *testing.T) {
 	for _, kind := range []string{
 		"", "application/json; charset=utf-8", "APPLICATION/JSON",
 		"application/vnd.api+json; version=1",
-		"text/plain; charset=UTF-8", // as AWS SNS sends it
-		formType,                    // as curl -d sends it
+		"text/plain; charset=UTF-8",                  // as AWS SNS sends it
+		"application/json; charset", isJSON + "; =x", // what is malformed in a parameter is ignored
+		formType, // as curl -d sends it
 	} {
 		deliver(t, "Any", kind, `{"a":"x&y=z"}`, `{"a":"x&y=z"}`, 200)
 	}
@@ -86,13 +87,15 @@ func TestWebhookBodyBecomesParameters(t *testing.T) {
 		deliver(t, "Any", kind, ``, `{}`, 200)
 	}
 	for _, kind := range []string{"text/csv", "multipart/mixed; boundary=b",
-		"application/json+x"} {
+		"application/json+x", "application/json, text/plain", "json", "; charset=utf-8"} {
 		deliver(t, "Any", kind, `{}`, "content type", 415)
 	}
 	for _, kind := range []string{"", isJSON, "text/plain"} {
 		deliver(t, "Any", kind, `a=1`, "JSON", 400)
 	}
+	deliver(t, "Any", formType+"; charset", `a=1`, `{"a":"1"}`, 200)
 	deliver(t, "Any", "multipart/form-data", `x`, "well-formed", 400)
+	deliver(t, "Any", "multipart/form-data; boundary==b", "--=b--", "well-formed", 400)
 	for _, body := range []string{
 		`{}`, `{"n":9007199254740993,"f":1.10,"e":1e400,"z":-0}`,
 		`{"n":123456789012345678901234567890}`,
@@ -148,6 +151,10 @@ func TestWebhookBodyBecomesParameters(t *testing.T) {
 		{"Form", `any=5&any=6`, `{"any":["5","6"]}`},
 		{"Any", `c=x&d=1&c=y`, `{"c":["x","y"],"d":"1"}`}, // a Python method may take any, as **kwargs
 		{"Form", `list=a&list=b&list=`, `{"list":["a","b",""]}`},
+		{"Form", `list[]=a&list%5B%5D=b`, `{"list":["a","b"]}`}, // as PHP and jQuery name lists
+		{"Form", `list[]=a`, `{"list":["a"]}`},
+		{"Form", `list[]=a&list=b`, `{"list":["b","a"]}`},
+		{"Any", `a[]=x&b[c]=y&[]=z&d[0]=w`, `{"":"z","a":"x","b[c]":"y","d[0]":"w"}`},
 		{"Form", `i=1&i=2`, `"i": want integer, got array`},
 		{"Form", `s=a&s=b`, `"s": want string, got array`},
 		{"Form", `b=false&b=on`, `{"b":true}`}, // a checkbox after its hidden field
@@ -224,6 +231,8 @@ func TestWebhookFilesBecomeObjects(t *testing.T) {
 			[]part{{"list", "a", "", "A"}, {"list", "b", "", ""}},
 			`{"list":[{"contentType":"","filename":"a","size":1,"text":"A"},` +
 				`{"contentType":"","filename":"b","size":0,"text":""}]}`},
+		{"lists with brackets", "handleForm", []part{{"list[]", "a", "", "A"}, field("list[]", "b")},
+			`{"list":[{"contentType":"","filename":"a","size":1,"text":"A"},"b"]}`},
 		{"a folder in the file's name", "handleAny", []part{{"doc", "../../etc/x", "", ""}},
 			`{"doc":{"contentType":"","filename":"x","size":0,"text":""}}`},
 		{"a field in another charset", "handleAny", []part{field("t", "\x80")}, `{"t":{"base64":"gA=="}}`},
@@ -269,6 +278,12 @@ func TestWebhookTextIsDecodedByItsCharset(t *testing.T) {
 		{"; charset=utf-16", "t=%E9", `{"t":{"base64":"6Q=="}}`},
 		{"; charset=iso-8859-15", "t=%A4", `{"t":{"base64":"pA=="}}`},
 		{"", "t=%E9&charset=windows-1252", `{"charset":"windows-1252","t":"é"}`},
+		{"", "t=%E9&_charset_=windows-1252", `{"_charset_":"windows-1252","t":"é"}`}, // as browsers fill it
+		{"; charset=ISO_8859-1", "t=%E9", `{"t":"é"}`},
+		{"; charset=iso8859-1", "t=%E9", `{"t":"é"}`},
+		{"", "t=%E9&charset=latin1", `{"charset":"latin1","t":"é"}`},
+		{"", "t=%80&charset=CP1252", `{"charset":"CP1252","t":"€"}`},
+		{"; charset=latin-15", "t=%A4", `{"t":{"base64":"pA=="}}`},
 		{"", "t=%E9&t=%FC&charset=ISO-8859-1", `{"charset":"ISO-8859-1","t":["é","ü"]}`},
 		{"; charset=koi8-r", "t=%E9&charset=windows-1252",
 			`{"charset":"windows-1252","t":{"base64":"6Q=="}}`},
@@ -310,6 +325,9 @@ func TestWebhookPartIsDecodedExactlyOrRefused(t *testing.T) {
 		{`; name="a"` + "\r\nContent-Transfer-Encoding: Binary", "x=3D", `{"a":"x=3D"}`},
 		{`; name="a"` + "\r\nContent-Transfer-Encoding: Base64", "aGk=", ""},
 		{`; name="a"; filename="b"` + "\r\nContent-Transfer-Encoding: base64", "aGk=", ""},
+		{`; name="a"` + "\r\nContent-Transfer-Encoding: x-uuencode", "x", ""},
+		{`; name="a"; filename="b"` + "\r\nContent-Transfer-Encoding: quoted-printable, base64", "x", ""},
+		{`; name="a"` + "\r\nContent-Transfer-Encoding: 8BIT", "é", `{"a":"é"}`},
 		{`; name="a"` + "\r\nContent-Transfer-Encoding: quoted-printable", "=zz", `{"a":"=zz"}`},
 		{``, "lost", ""},
 		{`; name="a"; name="b"`, "lost", ""},

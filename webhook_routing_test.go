@@ -271,6 +271,7 @@ func TestNearlyWebhookPathIsLogged(t *testing.T) {
 		"webhooks/github/push": "/webhooks/github/push", "hook/github/push": "/hook/github/push",
 		"Webhook/github/push": "/***/github/push", "web-hook/R3K9QZ": "/web-hook/***",
 		"webhook/R3K-9QZ/push": "***-***/push", "webhook/github/a_very_long_name": "github/a_very_long_name",
+		"/webhook/github/push": "//webhook/github/push", "webhook": "/webhook", "hooks": "/hooks",
 	} {
 		a := d.raw(
 			t,
@@ -286,6 +287,7 @@ func TestNearlyWebhookPathIsLogged(t *testing.T) {
 		"webhook/m/batch":      `["github/push" "m/handleBatch" `,
 		"webhook/0":            `["a/first" "github/push" `,
 		"webhook/zzz":          `["z/lastlast`,
+		"/webhook/github/push": `["a/first" "github/push" "m/handleBatch" `, // behind a URL with a slash
 	} {
 		before := len(d.Log.String())
 		a := d.raw(
