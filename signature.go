@@ -196,13 +196,12 @@ func (r *signatureRule) mac(prefix string, body []byte) []byte {
 
 // headerWords returns the words in the named headers. Spaces, commas and semicolons separate
 // them.
-func headerWords(h http.Header, names []string) (words []string) {
-	isSeparator := func(c rune) bool { return strings.ContainsRune(" \t,;", c) }
+func headerWords(h http.Header, names []string) []string {
+	text := ""
 	for _, name := range names {
-		text := strings.Join(h.Values(name), " ")
-		words = append(words, strings.FieldsFunc(text, isSeparator)...)
+		text += " " + strings.Join(h.Values(name), " ")
 	}
-	return words
+	return strings.FieldsFunc(text, func(c rune) bool { return strings.ContainsRune(" \t,;", c) })
 }
 
 // decodeSignature decodes a signature in hexadecimal digits or base64.

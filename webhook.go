@@ -123,7 +123,7 @@ var pathWord = regexp.MustCompile(`[\pL\pN_]+`)
 // loggedPath returns the path of a delivery for the log. People type codes as paths, so a word of up
 // to 8 characters becomes ***, unless it is in the path of a webhook.
 func (h *Webhooks) loggedPath(path string) string {
-	known := "webhooks " + strings.Join(h.modules.View(scopeAll(), nil).HookPaths(), " ")
+	known := "webhooks " + strings.Join(h.view().HookPaths(), " ")
 	path = pathWord.ReplaceAllStringFunc(path, func(word string) string {
 		if utf8.RuneCountInString(word) > 8 || strings.Contains(known, word) {
 			return word
@@ -171,7 +171,7 @@ func (h *Webhooks) receive(d *delivery) (err error) {
 	if err := h.find(d.req.Context(), d); err != nil {
 		return err
 	}
-	if d.unproven && headerWords(d.req.Header, d.rule.headers) == nil {
+	if d.unproven && len(headerWords(d.req.Header, d.rule.headers)) == 0 {
 		return d.verify() // fails
 	}
 	// A sender that still has to prove itself by a signature learns of a wrong type only then.
@@ -195,21 +195,23 @@ func (h *Webhooks) receive(d *delivery) (err error) {
 	return err
 }
 
+// view returns all modules. Webhooks are not scoped: whoever has the secret may deliver to all.
+func (h *Webhooks) view() *View { return h.modules.View(scopeAll(), nil) }
+
 // find finds the method of a delivery, and how the delivery must be signed. If there is
 // no method at the path yet, find waits for modules that are being introspected: a sender may
 // take a 404 for the end of the webhook, and not try again. At the start, find always waits for
 // them, because the path may turn out to be theirs.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	h.modules.WaitStart(ctx, scopeAll())
-	// Webhooks are not scoped: whoever has the secret may deliver to all of them.
 	ready := true // the view contains all modules
-	tool, claimants := h.modules.View(scopeAll(), nil).Hook(d.path)
+	tool, claimants := h.view().Hook(d.path)
 	if tool == nil && claimants == nil {
 		if !d.unproven {
 			h.modules.Refresh(ctx, d.received)
 		}
 		ready = h.modules.WaitAll(ctx, startupTime, scopeAll())
-		tool, claimants = h.modules.View(scopeAll(), nil).Hook(d.path)
+		tool, claimants = h.view().Hook(d.path)
 	}
 	switch {
 	case claimants != nil:
@@ -218,7 +220,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	case tool == nil && !ready:
 		return httpErrorf(http.StatusServiceUnavailable, "modules are still starting: try again")
 	case tool == nil:
-		known := h.modules.View(scopeAll(), nil).HookPaths()
+		known := h.view().HookPaths()
 		i, _ := slices.BinarySearch(known, likeHookPath.ReplaceAllString(d.path, ""))
 		// The list begins with the path before d.path in alphabetical order. The log cuts it.
 		return httpErrorf(http.StatusNotFound, "no webhook has this path: see usher modules").
