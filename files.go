@@ -115,11 +115,10 @@ type writeToken struct {
 // the comment above.
 func newWriteToken(dataDir string) *writeToken {
 	host, _ := os.Hostname()
-	host = strings.NewReplacer(".", "-", "/", "-", `\`, "-").Replace(host)
 	return &writeToken{
 		dataDir: dataDir,
 		dir:     filepath.Join(dataDir, "claims.lock"),
-		host:    host[:min(len(host), 64)],
+		host:    strings.ReplaceAll(host, ".", "-"),
 		stale:   30 * time.Second,
 		timeout: 10 * time.Second,
 		step:    func(string) {},
