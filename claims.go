@@ -485,8 +485,8 @@ func (s *ClaimStore) Watch(ctx context.Context) {
 			}
 		}
 		wait = watchInterval
-		if active := s.current.active(now); len(active) > 0 { // the soonest expiry is first
-			wait = min(wait, active[0].ExpiresAt.Sub(now))
+		for _, c := range s.current.active(now) {
+			wait = min(wait, c.ExpiresAt.Sub(now))
 		}
 		s.mu.Unlock()
 	}
