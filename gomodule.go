@@ -222,16 +222,16 @@ func buildGoModule(
 			loaded.Version = ""
 		}
 		err = os.Chmod(binary, 0o700)
-		removeUnused(folder, keepBuilds)
+		removeUnused(folder)
 	}
 	return loaded, err
 }
 
-// removeUnused removes everything in folder that is older than age.
-func removeUnused(folder string, age time.Duration) {
+// removeUnused removes everything in folder that is older than keepBuilds.
+func removeUnused(folder string) {
 	old, _ := os.ReadDir(folder)
 	for _, entry := range old {
-		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > age {
+		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > keepBuilds {
 			os.RemoveAll(filepath.Join(folder, entry.Name()))
 		}
 	}
