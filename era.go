@@ -385,7 +385,6 @@ func parseIdentity(h http.Header, method string, identity object) (c clientProfi
 	}
 	text, isText := unquote(version)
 	caps := identity.object(metaClientCaps)
-	level := identity.get(metaLogLevel)
 	c.caps = parseClientCaps(caps)
 	c.level = identity.text(metaLogLevel)
 	c.name = clientName(identity.object(metaClientInfo))
@@ -398,7 +397,7 @@ func parseIdentity(h http.Header, method string, identity object) (c clientProfi
 	if isText {
 		wrong = append(wrong, checkVersion(text))
 	}
-	if level != nil {
+	if identity.get(metaLogLevel) != nil {
 		wrong = append(wrong, checkLogLevel(c.level))
 	}
 	if err = errors.Join(wrong...); err == nil {

@@ -681,7 +681,7 @@ func (c *argumentCheck) object(s *schema, value *json.RawMessage) *argumentError
 		case c.repairs && isOptional:
 			c.drop(wrong.at(f.key))
 			list[i].value = nil
-		case c.repairs || !declared || !isOptional || string(f.value) != "null":
+		case c.repairs || !declared || !isOptional || !isNull(f.value):
 			return wrong.at(f.key)
 		case c.depth == 1:
 			c.changed = true

@@ -79,7 +79,7 @@ func parseSignature(tag string, getenv func(string) string) (r signatureRule, er
 	}
 	words := strings.Fields(tag)
 	n := len(words)
-	if n < 3 || n > 4 || words[0] != "@signature" {
+	if n < 3 || n > 4 {
 		return r, errors.New("begin a line with the whole tag, " +
 			"such as @signature github GITHUB_WEBHOOK_SECRET")
 	}
