@@ -270,7 +270,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	asJSON := fs.Bool("json", false, "")
 	scope := declareScope(fs)
 	return func(ctx context.Context, dirs []string) error {
-		roots, err := resolveRoots(dirs)
+		roots, err := absoluteDirs(dirs)
 		if err != nil {
 			return err
 		}
@@ -588,7 +588,7 @@ func (a *app) printClaim(c Claim, asJSON bool) {
 	if daemon.URL != "" && !daemon.RequireClaim {
 		a.warnf("claim: clients without a valid code see everything: restart serve with -require-claim")
 	}
-	if len(scanFolders([]string{c.ScopeDir}).sources) == 0 {
+	if len(scanFolders([]string{c.ScopeDir}, nil).sources) == 0 {
 		a.warnf("claim: no modules below %s yet", sanitize(c.ScopeDir))
 	}
 }
@@ -617,12 +617,12 @@ func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
 // daemon, whose record says which folders are served: an approval belongs to such a folder. It
 // prints each module that it approves.
 func setupApprove(a *app, fs *flag.FlagSet) runFunc {
-	return func(ctx context.Context, paths []string) (err error) {
-		// The paths of modules are resolved, so these must be, too.
+	return func(ctx context.Context, paths []string) error {
 		for i, path := range paths {
-			if paths[i], err = resolvePath(path); err != nil {
+			if _, err := resolvePath(path); err != nil {
 				return usageErrorf("PATH %q: %s", path, errText(err))
 			}
+			paths[i], _ = filepath.Abs(path) // no error: resolvePath had none
 		}
 		daemon := readDaemon(a.data)
 		if !daemon.RequireApproval {
@@ -766,14 +766,16 @@ func resolvePath(path string) (string, error) {
 	return filepath.EvalSymlinks(path)
 }
 
-// resolveRoots resolves the DIR arguments of a command; without any, the current folder.
-func resolveRoots(dirs []string) (roots []string, err error) {
+// absoluteDirs returns the DIR arguments of a command as absolute paths, links not resolved; without
+// any, the current folder.
+func absoluteDirs(dirs []string) (roots []string, err error) {
 	if len(dirs) == 0 {
 		dirs = []string{"."}
 	}
 	for _, dir := range dirs {
-		root, err := resolveDir(dir)
-		if err != nil {
+		_, err := resolveDir(dir)
+		root, absErr := filepath.Abs(dir)
+		if err := cmp.Or(err, absErr); err != nil {
 			return nil, usageErrorf("DIR %q: %v", dir, err)
 		}
 		roots = append(roots, root)
@@ -781,12 +783,12 @@ func resolveRoots(dirs []string) (roots []string, err error) {
 	return roots, nil
 }
 
-// withRegistry calls do with a registry of the modules under dirs; see resolveRoots. The
+// withRegistry calls do with a registry of the modules under dirs; see absoluteDirs. The
 // registry is closed when do returns. c has the rest of its configuration.
 func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
-	roots, err := resolveRoots(dirs)
+	roots, err := absoluteDirs(dirs)
 	if err == nil {
-		err = checkNesting(a.getenv(nestedVar), roots)
+		err = checkNesting(a.getenv(nestedVar), realPaths(roots...))
 	}
 	if err != nil {
 		return err

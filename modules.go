@@ -51,7 +51,7 @@ const (
 
 // registryConfig configures a registry.
 type registryConfig struct {
-	Roots       []string // absolute, symlinks resolved
+	Roots       []string // absolute, as their owner gave them: a DIR may be a link
 	CacheDir    string
 	CallTimeout time.Duration // how long a call may be silent; 0 is unlimited
 	Idle        time.Duration // after which an unused process is stopped; 0 is never
@@ -100,7 +100,7 @@ func newRegistry(c registryConfig) *Registry {
 		changed:        make(chan struct{}),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	r.update(scanFolders(r.Roots, r.Served...))
+	r.update(scanFolders(r.Roots, r.Served))
 	r.publish()
 	r.started = time.Now() // not before the scan, which may take long
 	r.running.Go(r.sweep)
@@ -268,7 +268,7 @@ func (r *Registry) Refresh(ctx context.Context, since time.Time) {
 		// Calls of unknown names cause scans, which may take half of the time.
 		pauseFor(r.ctx, r.scanTook-time.Since(r.scanned.Add(r.scanTook)))
 		r.scanned = time.Now()
-		r.update(scanFolders(r.Roots, r.Served...))
+		r.update(scanFolders(r.Roots, r.Served))
 		r.scanTook = time.Since(r.scanned)
 	})
 	_ = waitFor(ctx, scanned) // the caller notices the end of ctx itself
@@ -535,7 +535,7 @@ func (o *moduleOwner) fail(err error) {
 func (o *moduleOwner) addParts(w *Worker, paths []string) {
 	last := o.loaded.Load()
 	paths = slices.DeleteFunc(paths, func(path string) bool {
-		return slices.Contains(last.Paths, path) || !isSearched(path, o.registry.Roots)
+		return slices.Contains(last.Paths, path) || !isSearched(path, realPaths(o.registry.Roots...))
 	})
 	if len(paths) == 0 || last.changed() { // then the next scan begins a version
 		return
@@ -737,15 +737,14 @@ func readApprovals(path string) (list approvals, err error) {
 	return list, nil
 }
 
-// recordOf returns the DIR under which the approvals of modules below root are recorded: the path
-// that its owner gave. It returns "" if no DIR in list leads to root. A link that leads there does not
-// take the place of root's own record.
+// recordOf returns the DIR under which the approvals of modules below root are recorded: root itself
+// or, if that has no record, another path that leads to the same folder; "" for none.
 func (list approvals) recordOf(root string) string {
 	if list[root] != nil {
 		return root
 	}
 	for _, dir := range sortedKeys(list) {
-		if target, err := filepath.EvalSymlinks(dir); err == nil && target == root {
+		if realPaths(dir)[0] == realPaths(root)[0] {
 			return dir
 		}
 	}
@@ -759,7 +758,8 @@ func (s source) approvalKey(path string) string {
 }
 
 // entry returns what is recorded if a module is approved: its path, below the DIR of a record, and
-// its content. A link out of served, the hosted DIRs, is approved with the folder that it leads to.
+// its content. A link out of served, the real hosted DIRs, is approved with the folder that it leads
+// to.
 func (list approvals) entry(s source, served []string) (key, content string) {
 	below, _ := filepath.Rel(s.Root, s.Path) // it is below
 	key = s.approvalKey(filepath.Join(list.recordOf(s.Root), below))
@@ -784,17 +784,11 @@ func (list approvals) approves(s source, root string, served []string) bool {
 func approve(
 	ctx context.Context, dataDir string, served, dirs, paths []string,
 ) (changed []source, err error) {
-	roots := make([]string, len(dirs))
-	for i, dir := range dirs {
-		if roots[i], err = filepath.EvalSymlinks(dir); err != nil {
-			return nil, err
-		}
-	}
 	var found []source
-	scan := scanFolders(roots, served...)
+	scan := scanFolders(dirs, served)
 	for _, key := range sortedKeys(scan.sources) {
 		s := scan.sources[key]
-		if s.Name != "" && slices.ContainsFunc(paths, s.isBelow) && s.readContent(served) == nil {
+		if s.Name != "" && slices.ContainsFunc(paths, s.isBelow) && s.readContent(scan.served) == nil {
 			found = append(found, s)
 		}
 	}
@@ -805,17 +799,17 @@ func approve(
 		if err != nil {
 			return err
 		}
-		for i, root := range roots {
-			if list.recordOf(root) == "" {
-				list[dirs[i]] = make(map[string]string)
+		for _, dir := range dirs {
+			if list.recordOf(dir) == "" {
+				list[dir] = make(map[string]string)
 			}
 		}
 		changed = nil // of an attempt that has failed
 		for _, s := range found {
 			isNew := false
-			for _, root := range roots {
-				if s.isBelow(root) && !list.approves(s, root, served) {
-					key, content := list.entry(s, served)
+			for _, root := range dirs {
+				if s.isBelow(root) && !list.approves(s, root, scan.served) {
+					key, content := list.entry(s, scan.served)
 					list[list.recordOf(root)][key] = content
 					isNew = true
 				}
@@ -839,13 +833,14 @@ func (r *Registry) approval() func(*source) {
 	if err != nil {
 		unapproved = fmt.Errorf("%w, which says why %s is broken", errUnapproved, approvedName)
 	}
+	served := realPaths(r.Served...)
 	return func(s *source) {
 		if s.Invalid != nil || r.Approved == "" {
 			return
 		}
-		s.Invalid = s.readContent(r.Served)
+		s.Invalid = s.readContent(served)
 		for _, root := range r.Served {
-			if s.Invalid == nil && s.isBelow(root) && !list.approves(*s, root, r.Served) {
+			if s.Invalid == nil && s.isBelow(root) && !list.approves(*s, root, served) {
 				s.Invalid = unapproved
 			}
 		}
@@ -864,8 +859,7 @@ func (r *Registry) checkApproved(s source) (source, error) {
 		}
 		return s, err
 	}
-	again := newScan()
-	again.served = slices.Concat(r.Roots, r.Served)
+	again := newScan(r.Roots, r.Served)
 	again.file(source{Root: s.Root, Path: s.Path, Name: s.Name, Kind: s.Kind})
 	found, ok := again.sources[s.key()]
 	if !ok {

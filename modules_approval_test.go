@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"usher/internal/mcptest"
 )
 
 // checkExists checks whether there is a file.
@@ -308,12 +310,12 @@ func TestLinkLeavesItsTargetAlone(t *testing.T) {
 	must(t, errors.Join(os.Mkdir(dir+"/b", 0o755),
 		os.Symlink("../z/a.usher.sh", dir+"/b/a.usher.sh"),
 		os.Symlink("../z/a.usher.sh", dir+"/b/a.usher.py")))
-	check(t, "modules", sortedKeys(scanFolders([]string{dir}).sources),
+	check(t, "modules", sortedKeys(scanFolders([]string{dir}, nil).sources),
 		[]string{dir + "/z/a.usher.sh#a"})
 	// With several DIRs, a link belongs to the one that it was found below.
 	other := t.TempDir()
 	must(t, os.Symlink(dir+"/z/a.usher.sh", other+"/far.usher.sh"))
-	found := scanFolders([]string{other, t.TempDir()}).sources[other+"/far.usher.sh#far"]
+	found := scanFolders([]string{other, t.TempDir()}, nil).sources[other+"/far.usher.sh#far"]
 	check(t, "the DIR of a link", found.Root, other)
 }
 
@@ -487,4 +489,47 @@ func TestTurnedLinkNeedsApproval(t *testing.T) {
 	d = daemonOptions{base: base}.start(t, served, "-require-claim")
 	d.awaitReady(t)
 	checkOmits(t, "a start after the folder was exchanged", d.Log.String(), "approved all modules")
+}
+
+// A served DIR that is a link can be turned while the daemon runs. The modules are those of the folder
+// that it leads to, their approvals stay, and a scope is still a real folder.
+func TestServedLinkIsTurned(t *testing.T) {
+	needLanguage(t, ".sh")
+	long(t)
+	parent := tempDir(t)
+	const approved = "# Says it.\nsay() { cat word; }\n"
+	for folder, script := range map[string]string{"v1": approved, "v2": approved, "v3": approved + "#\n"} {
+		write(t, parent+"/"+folder+"/m.usher.sh", script)
+		write(t, parent+"/"+folder+"/word", "from "+folder)
+	}
+	served := parent + "/current"
+	turn := func(target string) {
+		t.Helper()
+		must(t, os.Symlink(target, served+".new"))
+		must(t, os.Rename(served+".new", served))
+	}
+	turn("v1")
+	base := t.TempDir()
+	d := daemonOptions{base: base}.start(t, served, "-require-claim")
+	d.awaitReady(t)
+	all, _ := openSession(t, d.URL, inHeader(newCode(t, base, parent)))
+	first, _ := openSession(t, d.URL, inHeader(newCode(t, base, parent+"/v1")))
+	says := func(what string, c *mcptest.Client, want string) {
+		t.Helper()
+		await(t, what, func() bool { return strings.Contains(c.Call("m_say", "").Body, want) })
+	}
+	says("the first folder", all, "from v1")
+	says("a claim for it", first, "from v1")
+	turn("v2")
+	says("the second folder", all, "from v2")
+	says("the claim for the first", first, "unknown tool")
+	turn("v3")
+	says("other bytes", all, errUnapproved.Error())
+	output, _, _ := usher(t, "approve", "-base", base, served)
+	checkContains(t, "the output of approve", output, "m.usher.sh")
+	says("other bytes that are approved", all, "from v3")
+	listed, _, _ := usher(t, "modules", "-base", base, served)
+	checkContains(t, "the modules of the folder as it was given", listed, "m_say")
+	listed, _, _ = usher(t, "modules", "-base", base, parent+"/v3")
+	checkContains(t, "the modules of the real folder", listed, "m_say")
 }

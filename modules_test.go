@@ -296,7 +296,7 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 			r := registryOf(t, registryConfig{Roots: []string{dir}, Log: logTo(log)})
 			r.Approved = approved
 			for range 2 {
-				s := newScan()
+				s := newScan(nil, nil)
 				s.add(source{
 					Name:    "m",
 					Kind:    kindExecutable,
@@ -348,7 +348,7 @@ func introspecting(t *testing.T) *Registry {
 
 // scanOf returns a scan that finds modules in folders of these names.
 func scanOf(names ...string) *scan {
-	s := newScan()
+	s := newScan(nil, nil)
 	for _, name := range names {
 		path := "/w/" + name + "/m.usher"
 		s.add(source{Name: name, Kind: kindExecutable, Path: path, Source: path, Version: "1"})
@@ -414,7 +414,7 @@ func TestLateIntrospectionIsDropped(t *testing.T) {
 	t.Parallel()
 	r := introspecting(t)
 	first := r.modules["/w/p/m.usher#p"]
-	r.update(newScan())
+	r.update(newScan(nil, nil))
 	check(t, "modules after a scan that missed the file", len(r.modules), 0)
 	r.update(scanOf("p"))
 	second := r.modules["/w/p/m.usher#p"]

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"cmp"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -70,16 +69,16 @@ func labels(modules []*Module, scope Scope) []string {
 
 // possibleLabels returns a module's name alone, with one parent folder before it, with
 // two, and so on, and then each of these with the file's ending. The topmost folder is
-// the scope's own or, in the view of everything, the hosted DIR. A file outside the
-// topmost folder, found through a link, gets no folders.
+// the scope's own or, in the view of everything, the hosted DIR.
 func possibleLabels(m *Module, scope Scope) []string {
 	list := []string{m.Name}
-	top := cmp.Or(scope.dir, m.Root)
-	if scopeDir(top).Contains(m.Source) {
-		below, _ := filepath.Rel(filepath.Dir(top), filepath.Dir(m.Source)) // no error: it is below
-		for _, folder := range slices.Backward(strings.Split(below, "/")) {
-			list = append(list, plainName(folder)+"-"+list[len(list)-1])
-		}
+	top, path := scope.dir, m.Source
+	if scope.all {
+		top, path = m.Root, m.Path
+	}
+	below, _ := filepath.Rel(filepath.Dir(top), filepath.Dir(path)) // no error: it is below
+	for _, folder := range slices.Backward(strings.Split(below, "/")) {
+		list = append(list, plainName(folder)+"-"+list[len(list)-1])
 	}
 	for _, label := range list {
 		list = append(list, label+"-"+plainName(strings.TrimPrefix(filepath.Ext(m.Source), ".")))

@@ -49,7 +49,7 @@ func TestToolNamesAreUnique(t *testing.T) {
 		{"no folder above the hosted one",
 			[]string{"/w/d.usher:d x", "/w/w/d.usher:d x"}, []string{"d-#_x", "w-w-d_x"}},
 		{"a link to elsewhere", []string{"/v/p/d.usher:d x", "/w/q/d.usher:d x"},
-			[]string{"d-#_x", "q-d_x"}},
+			[]string{"p-d_x", "q-d_x"}},
 		{"folders that are one when joined",
 			[]string{"/w/a-b/d.usher:d x", "/w/a/b/d.usher:d x", "/w/q/b/d.usher:d x"},
 			[]string{"d-#_x", "d-#_x", "q-b-d_x"}},

@@ -190,13 +190,17 @@ func readDaemon(dataDir string) (d daemonRecord) {
 // readReport returns the modules below dirs from the report of a running daemon. It reports
 // false if no daemon serves each of dirs.
 func (a *app) readReport(dirs []string) (list []moduleReport, ok bool) {
-	served := readDaemon(a.data).Roots
+	served := realPaths(readDaemon(a.data).Roots...)
 	isElsewhere := func(dir string) bool { return !isBelow(dir, served) }
 	raw, err := readRegular(filepath.Join(a.data, reportName))
-	if slices.ContainsFunc(dirs, isElsewhere) || err != nil || json.Unmarshal(raw, &list) != nil {
+	folders := realPaths(dirs...)
+	if slices.ContainsFunc(folders, isElsewhere) || err != nil || json.Unmarshal(raw, &list) != nil {
 		return nil, false
 	}
-	return slices.DeleteFunc(list, func(m moduleReport) bool { return !isBelow(m.Path, dirs) }), true
+	isOther := func(m moduleReport) bool {
+		return !isBelow(m.Path, dirs) && !isBelow(realPaths(m.Path)[0], folders)
+	}
+	return slices.DeleteFunc(list, isOther), true
 }
 
 //go:embed help/page.html

@@ -209,6 +209,17 @@ func checkNesting(inside string, roots []string) error {
 	return nil
 }
 
+// realPaths returns paths with symlinks resolved. One that can't be resolved at the moment stays.
+func realPaths(paths ...string) (list []string) {
+	for _, path := range paths {
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			path = target
+		}
+		list = append(list, path)
+	}
+	return list
+}
+
 // isBelow reports whether a path is one of folders or below one.
 func isBelow(path string, folders []string) bool {
 	return slices.ContainsFunc(folders, func(folder string) bool { return scopeDir(folder).Contains(path) })
@@ -361,9 +372,9 @@ func expandVariables(raw string) (out string, err error) {
 type source struct {
 	Name    string // "" for a file or folder that can't be read
 	Kind    Kind
-	Path    string // as found, which may be a link
+	Path    string // below Root; it may be a link
 	Source  string // symlinks resolved
-	Root    string // the hosted DIR that it was found below
+	Root    string // the hosted DIR that it was found below, as its owner gave it
 	Launch  launch // of a .mcp.json entry
 	Notes   []string
 	Invalid error // why it can't be hosted, or is not approved
@@ -383,9 +394,10 @@ func (s source) file() string {
 	return path
 }
 
-// isBelow reports whether the module's file, or its link, is in a folder or below it.
+// isBelow reports whether the module's path or its file is in a folder, which may be a link, or below
+// it.
 func (s source) isBelow(folder string) bool {
-	return scopeDir(folder).Contains(s.Path) || scopeDir(folder).Contains(s.Source)
+	return isBelow(s.Path, []string{folder}) || isBelow(s.Source, realPaths(folder))
 }
 
 // readContent sets Content, unless it is set, to the SHA-256 of the file. For a module that
@@ -419,30 +431,24 @@ type scan struct {
 	files      map[string]string // the versions of the files, by source.Path
 	unreadable []string          // paths of files and folders
 	links      []source          // with the name of a module
-	served     []string          // the hosted DIRs, up to which folders can have a virtual environment
+	served     []string          // the real hosted DIRs, up to which folders can have a virtual environment
 }
 
-// newScan returns a scan that has found nothing.
-func newScan() *scan {
+// newScan returns a scan that has found nothing. served contains hosted DIRs that may be above roots.
+func newScan(roots, served []string) *scan {
 	return &scan{
+		served:  realPaths(slices.Concat(roots, served)...),
 		sources: make(map[string]source),
 		targets: make(map[string]bool),
 		files:   make(map[string]string),
 	}
 }
 
-// scanFolders searches folders, and the folders below them, for modules. served contains hosted
-// DIRs that may be above roots.
-func scanFolders(roots []string, served ...string) *scan {
-	s := newScan()
-	s.served = slices.Concat(roots, served)
+// scanFolders searches folders, and the folders below them, for modules: see newScan.
+func scanFolders(roots, served []string) *scan {
+	s := newScan(roots, served)
 	for _, root := range roots {
-		found := source{Root: root, Path: root}
-		if path, err := filepath.EvalSymlinks(root); err == nil && path != root {
-			s.fail(found, errMoved) // since the start, it has become a link
-		} else {
-			s.folder(found)
-		}
+		s.folder(source{Root: root, Path: root})
 	}
 	// Links come last: a file is one module, under its own path if that was found, and a link to it must
 	// not take its place.

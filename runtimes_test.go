@@ -222,7 +222,7 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 		}
 	}()
 	for range 500 {
-		for _, d := range scanFolders([]string{dir}).sources {
+		for _, d := range scanFolders([]string{dir}, nil).sources {
 			if text, _, err := readSource(d.Source, d.Kind); err == nil {
 				check(t, d.Source, string(text), owner[filepath.Dir(d.Source)])
 			}
@@ -234,7 +234,7 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 
 // A folder that can't be read at the moment keeps its modules. One that is gone does not.
 func TestUnreadableFilesKeepTheirModules(t *testing.T) {
-	s := newScan()
+	s := newScan(nil, nil)
 	s.fail(source{Path: "/w/p"}, errors.New("too many open files"))
 	s.fail(source{Path: "/w/q"}, &fs.PathError{Err: fs.ErrNotExist})
 	still := map[string]bool{
@@ -281,13 +281,12 @@ func FuzzParseConfig(f *testing.F) {
 	})
 }
 
-// A module that comes into the workspace because a link replaces the served folder is not
-// hosted.
+// A link that replaces the served folder is followed, and widens no scope.
 func TestWorkspaceReplacedByALink(t *testing.T) {
 	t.Parallel()
 	dir := tempDir(t)
 	workspace := dir + "/workspace"
-	write(t, dir+"/other/evil.usher.py", "")
+	write(t, dir+"/other/new.usher.sh", "")
 	write(t, workspace+"/gone.usher.sh", "")
 	r := registryOf(t, registryConfig{Roots: []string{workspace}})
 	must(t, os.RemoveAll(workspace))
@@ -295,11 +294,9 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	r.Watch = true
 	r.Refresh(t.Context(), time.Now())
 	r.WaitAll(t.Context(), patience, scopeAll())
-	report := r.catalog.Load().modules
-	if len(report) != 1 || report[0].Path != workspace ||
-		report[0].Err.Error() != errMoved.Error() {
-		t.Errorf("got %+v, want the folder with the error %v", report, errMoved)
-	}
+	check(t, "the modules", labelsOf(r.View(scopeAll(), nil)), " new")
+	check(t, "those in the old folder", labelsOf(r.View(scopeDir(workspace), nil)), "")
+	check(t, "those in the new folder", labelsOf(r.View(scopeDir(dir+"/other"), nil)), " new")
 }
 
 // Only files in folders that are searched can be parts.

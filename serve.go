@@ -245,10 +245,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if err := flags.check(a.lookupEnv); err != nil {
 		return err
 	}
-	if len(dirs) == 0 {
-		dirs = []string{"."}
-	}
-	roots, err := resolveRoots(dirs)
+	roots, err := absoluteDirs(dirs)
 	if err != nil {
 		return err
 	}
@@ -270,7 +267,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	defer os.Remove(filepath.Join(a.data, recordName))
 	if flags.needsApproval() {
 		config.Approved = filepath.Join(a.data, approvedName)
-		if err := d.approveFirst(ctx, dirs, roots); err != nil {
+		if err := d.approveFirst(ctx, roots); err != nil {
 			return err
 		}
 	}
@@ -305,16 +302,13 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 
 // approveFirst approves the modules below the dirs that have no record of approved modules:
 // whoever starts usher there for the first time wants the modules to run. A folder with a
-// record gets no new approvals, so neither a crash nor a reboot lets a planted file run. dirs are the
-// paths of roots as their owner gave them.
-func (d *daemon) approveFirst(ctx context.Context, dirs, roots []string) error {
+// record gets no new approvals, so neither a crash nor a reboot lets a planted file run.
+func (d *daemon) approveFirst(ctx context.Context, roots []string) error {
 	list, err := readApprovals(d.flags.registry.Approved)
 	var fresh []string
-	for i, root := range roots {
-		if err == nil && list.recordOf(root) == "" {
-			var dir string
-			dir, err = filepath.Abs(dirs[i])
-			fresh = append(fresh, dir)
+	for _, root := range roots {
+		if list.recordOf(root) == "" {
+			fresh = append(fresh, root)
 		}
 	}
 	if err != nil || fresh == nil {

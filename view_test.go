@@ -19,13 +19,28 @@ func TestViewsAreForgotten(t *testing.T) {
 	check(t, "an empty list", string(c.View(scopeAll(), nil).Lists["tools"]), `[]`)
 }
 
-// module makes a module out of "PATH:NAME tool tool", below the hosted DIR /w. A "!" before
-// it is an absent module; a tool "m@webhook" has that path in its documentation.
+// labelsOf returns the labels of a view's modules, with a space before each.
+func labelsOf(v *View) (text string) {
+	for _, m := range v.Modules {
+		text += " " + m.Label
+	}
+	return text
+}
+
+// module makes a module out of "PATH:NAME tool tool", below the hosted DIR /w. A PATH below /v has a
+// link below /w. A "!" before it is an absent module; a tool "m@webhook" has that path in its
+// documentation.
 func module(t testing.TB, text string) *Module {
 	t.Helper()
 	words := strings.Fields(strings.TrimPrefix(text, "!"))
 	path, name, _ := strings.Cut(words[0], ":")
-	found := source{Name: name, Kind: kindExecutable, Source: path, Root: "/w"}
+	found := source{
+		Name:   name,
+		Kind:   kindExecutable,
+		Path:   strings.Replace(path, "/v/", "/w/", 1),
+		Source: path,
+		Root:   "/w",
+	}
 	m := &Module{source: found, owner: &moduleOwner{registry: &Registry{}}}
 	if text[0] == '!' {
 		return m
@@ -78,10 +93,7 @@ func TestUnsharedMethods(t *testing.T) {
 		scopeDir("/w/z"): " of p",
 	} {
 		v := catalog.View(scope, nil)
-		got := itemNames(v.Tools) + " of"
-		for _, m := range v.Modules {
-			got += " " + m.Label
-		}
+		got := itemNames(v.Tools) + " of" + labelsOf(v)
 		check(t, fmt.Sprintf("the tools and modules of %v", scope), got, want)
 		for page, isThere := range map[string]bool{
 			"ui:///w/a.usher.py/0":   scope.Contains(a.Source),
