@@ -493,7 +493,7 @@ func (a *app) ask(
 	h.Set(protocolHeader, statelessProtocol)
 	h.Set(methodHeader, method)
 	h.Set(nameHeader, params.text("name"))
-	h.Set(claimHeader, a.getenv(claimVar)) // an empty header is none
+	h.Set(claimHeader, strings.TrimSpace(a.getenv(claimVar))) // an empty header is none
 	for name, s := range repeated {
 		value := params.object("arguments").get(name)
 		if s.Header != "" && value != nil {

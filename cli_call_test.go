@@ -96,6 +96,7 @@ func TestCallOfADaemon(t *testing.T) {
 	}{
 		{"the list", code, "", 0, "rich_mirror(region?: string, n?: integer, on?: boolean", ""},
 		{"a call", code, "rich_x", 0, "{}", ""},
+		{"a code from a file", " " + code + "\r\n", "rich_x", 0, "{}", ""},
 		{"its headers", code, "rich_mirror region=Zürich n=5 on=true", 0, "Zürich", ""},
 		{"a failed tool", code, "rich_fail", 1, "", "usher: call: it did not work\n"},
 		{"a log message", code, "rich_log level=debug data=half", 0, "", "usher: half\n"},

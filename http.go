@@ -168,10 +168,12 @@ func isLoopback(host string) bool {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return addr.Unmap().IsLoopback()
 	}
-	const plain = "abcdefghijklmnopqrstuvwxyz0123456789-_."
 	host = strings.ToLower(host)
-	return host == "localhost" || strings.HasSuffix(host, ".localhost") && consistsOf(host, plain)
+	return host == "localhost" || strings.HasSuffix(host, ".localhost") && consistsOf(host, plainHost)
 }
+
+// plainHost contains the characters of host names, in lower case.
+const plainHost = "abcdefghijklmnopqrstuvwxyz0123456789-_."
 
 // connections closes connections when there are too many. Safe for concurrent use.
 type connections struct {

@@ -108,13 +108,14 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	return f
 }
 
-// addHost sets -allow-host. It refuses a name with a port or a path: no Host would match it,
-// and the flag would silently allow nothing.
+// addHost sets -allow-host. It refuses what can't be the name of a host, such as one with a port, a
+// path or a *: no Host would match it, and the flag would silently allow nothing.
 func (f *serveFlags) addHost(name string) error {
-	if name == "" || strings.ContainsAny(name, "/: ") && net.ParseIP(name) == nil {
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	if name == "" || !consistsOf(name, plainHost) && net.ParseIP(name) == nil {
 		return errors.New("want only a host name, such as usher.example.com")
 	}
-	f.origins.hosts = append(f.origins.hosts, strings.ToLower(name))
+	f.origins.hosts = append(f.origins.hosts, name)
 	return nil
 }
 

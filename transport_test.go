@@ -86,7 +86,7 @@ func TestRequestsAreChecked(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	d := startDaemon(t, dir, "-max-body", "1MiB", "-allow-host", "usher.example",
+	d := startDaemon(t, dir, "-max-body", "1MiB", "-allow-host", "Usher.Example.",
 		"-allow-origin", "https://app.example", "-open", "-open-webhooks")
 	c := connect(t, d.URL)
 	call := func(arguments string) string {

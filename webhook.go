@@ -361,7 +361,7 @@ func (d *delivery) verify() (err error) {
 }
 
 // errNoSecret says, in the log, why a delivery without a signature is refused.
-var errNoSecret = errors.New("webhooks need " + webhookSecretVar + ": see -open-webhooks, -accept-signatures")
+var errNoSecret = errors.New("no valid " + secretHeader + ": see -open-webhooks, -accept-signatures")
 
 // errUnauthorized returns the refusal of a delivery that lacks a proof of its sender. The reason
 // is only for the log: a more detailed answer would help only a forger.

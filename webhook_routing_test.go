@@ -425,6 +425,7 @@ func TestWebhookRefusesSites(t *testing.T) {
 	}
 	a := d.deliver(t, "m/handleIt", `{}`, "Origin: "+shop)
 	checkError(t, "no secret", a, 401)
+	d.awaitLog(t, "no valid "+secretHeader) // whether or not usher has a secret
 	check(t, "the origin that may read the 401",
 		a.Header.Get("Access-Control-Allow-Origin"), shop)
 	checkContains(t, "the headers that it may read",
