@@ -110,6 +110,7 @@ func TestNodeParametersByName(t *testing.T) {
 		"note: all" + notAll + "{ … }, more",
 		"note: bound is not offered: declare it in this file",
 		"note: one takes one object, but nothing names its fields",
+		"a_known(value: any)", "a_handlePush", "a_push",
 		"note: listed: then" + unknown + "Function",
 		"note: stale: @param wh: the method has no such parameter",
 		"note: Box" + onlyFunctions,
@@ -127,12 +128,45 @@ func TestNodeParametersByName(t *testing.T) {
 		{"mixed", `{"second":2,"opts":{"a":3},"more":[4,5],"first":1}`,
 			shownText("[1,3,2,4,5]")},
 		{"mixed", `{"opts":{"a":3},"first":1}`, shownText("[1,3,7]")},
+		{"known", `{"value":[1]}`, shownText("[1]")},
+		{"handlePush", `{"ref":"x"}`, `{"content":[{"type":"text","text":"{\"ref\":\"x\"}"}],` +
+			`"structuredContent":{"ref":"x"}}`},
+		{"push", `{"ref":"x"}`, `{"content":[{"type":"text","text":"{\"ref\":\"x\"}"}],` +
+			`"structuredContent":{"ref":"x"}}`},
 		{"delivered", `{"name":"n","_webhook":{"method":"POST"}}`,
 			shownText(`["POST","n"]`)},
 	} {
 		check(t, row.tool+row.arguments, p.Call(row.tool, row.arguments), row.want)
 	}
 	p.End()
+}
+
+// The file's first comment that is no licence describes the module, unless it belongs to a function.
+// Inline tags are no text.
+func TestNodeFirstComment(t *testing.T) {
+	long(t)
+	nodeTestVersion(t)
+	dir := t.TempDir()
+	const more = "\n\n/** Adds, like {@link sub} and {@link https://x.org that}. */\n" +
+		"export function add() {}\n"
+	for i, row := range []struct{ text, want string }{
+		{"/* Copyright (c) 2026 A. B.\n * Licensed under X.\n */\n\n// Counts.", "Counts."},
+		{"// SPDX-License-Identifier: MIT\n// Copyright A.\n\n/** Counts\n * {@link x}. */",
+			"Counts\nx."},
+		{"/**\n * @license\n * Copyright A.\n */\n", ""},
+		{"/** This file is part of X.\n * Copyright A. */\n// Counts.\n  // Twice.\n", "Counts.\nTwice."},
+		{"// @ts-check\n// Counts. Copyright A.\n", "Counts. Copyright A."},
+		{"/** Skips. */\nexport function skip(a, b) {}", ""},
+		{"// Skips.\nexport default async function skip(a, b) {}", ""},
+	} {
+		file := fmt.Sprintf("%s/m%d.usher.mjs", dir, i)
+		write(t, file, row.text+more)
+		p := startFile(t, file)
+		check(t, row.text, stringField(p.Request("initialize", `{}`), "instructions"), row.want)
+		tool := string(p.Request("tools/list", `{}`))
+		checkContains(t, row.text, tool, `"Adds, like sub and https://x.org that."`)
+		p.End()
+	}
 }
 
 // A file that can't be loaded ends the shim with one line, which names the file's line.
@@ -147,6 +181,10 @@ func TestNodeLoadErrorIsOneLine(t *testing.T) {
 		{".js", "export function a() {}\n\nexport function b( {", ":3: SyntaxError: "},
 		{".mjs", "\nimport 'nopackage'\n", ":2: Error: Cannot find package 'nopackage' imported from " +
 			dir + "/m1.usher.mjs (npm install it)"},
+		{".mjs", "import '@/lib/a'\n", ":1: Error: Cannot find package '@/lib' imported from " +
+			dir + "/m2.usher.mjs (an alias? Write a relative path)"},
+		{".mjs", "exports.a = 1\n",
+			":1: ReferenceError: exports is not defined in ES module scope (write export)"},
 		{".js", "const a = require('./fine')\n",
 			":1: Error: Cannot find module './fine' (Node needs the whole path, such as ./lib.ts)"},
 		{".mjs", "import { b } from './fine.mjs'\n",
@@ -254,6 +292,8 @@ interface More extends Base { more: string }
 export const add = ({ name, n = 3 }: Pick<Item, 'name'> & { n?: number }) => [name, n]
 export const extend = ({ id, more }: More) => [id, more]
 export const whole = (item: Partial<More> & { n: number }) => item
+export const area = (base: Base) => base
+export const time = (x: ReturnType<typeof add>) => x
 `)
 	write(t, dir+"/b.usher.ts", `
 export default class Box {
@@ -270,7 +310,8 @@ export default class Box {
 	checkContains(t, "usher modules", out,
 		"a_add(n?: number, name?: any)\n", "a_extend(more: string, id?: any)\n",
 		"note: add: it"+unknown+"Pick\n", "note: extend: it"+unknown+"Base\n",
-		"note: whole: item"+unknown+"Base\n",
+		"note: whole: item"+unknown+"Base\n", "a_area(base: any)\n", "note: area: base"+unknown+"Base\n",
+		"a_time(x: any)\n", "note: time: x"+unknown+"ReturnType\n",
 		"b_put(privateNote: string)\n", "note: later is not offered: write it as a method\n")
 	checkOmits(t, "usher modules", out, "inner", "own", "_hidden", "size")
 	p := startFile(t, dir+"/a.usher.ts")

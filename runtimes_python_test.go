@@ -246,6 +246,7 @@ func TestPythonNotesWhatIsMissing(t *testing.T) {
 	files := map[string]struct{ text, methods, note string }{
 		"invalid_annotation": {"from __future__ import annotations\ndef f(a: Gone): pass\n", "f",
 			"f: a may be anything, because its annotation is invalid: name 'Gone' is not defined"},
+		"invalid_result": {"def f(a: int) -> 'Gone': pass\n", "f", ""},
 		"unknown_class": {"class Shape: pass\ndef f(a: int, b: 'dict[str, Shape]'): pass\n", "f",
 			"f: b may be anything, because usher does not know the type Shape"},
 		"callable": {"import typing\ndef f(a: typing.Callable[[int], int]): pass\n", "f",
@@ -275,6 +276,9 @@ func TestPythonNotesWhatIsMissing(t *testing.T) {
 			"f is not offered: a value of type partial has replaced it (a decorator needs functools.wraps)"},
 		"wrapped": {"_wrap = lambda f: lambda *a, **k: f(*a, **k)\n" +
 			"@_wrap\ndef f(a):\n  '@signature github K'\n", "",
+			"f is not offered: a value of type function has replaced it (a decorator needs functools.wraps)"},
+		"nested": {"def _wrap(f):\n  def f(*a): pass\n  return f\n" +
+			"@_wrap\ndef f(a):\n  '@unshared'\n", "",
 			"f is not offered: a value of type function has replaced it (a decorator needs functools.wraps)"},
 		"cached":  {"import functools\n@functools.lru_cache()\ndef f(a): pass\n", "f", ""},
 		"deleted": {"def f(): pass\ndef g(): pass\ndel f\ng = None\ndef h(): pass\n", "h", ""},

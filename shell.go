@@ -100,11 +100,12 @@ func readScript(path string) (*shellScript, error) {
 // and prints which names are functions then. Reserved words, for example, and text in a
 // here-document look like functions in the file, but are not printed.
 func (s *shellScript) listFunctions() string {
-	program := s.shell + s.options + ` -n "$0" || exit; . "$usher_file" >&2 || :; usher_list`
+	const run = ` -n "$0" || exit; usher_found=$(. "$usher_file" >&2 || :; usher_list usher_list`
+	program := s.shell + s.options + run
 	for _, f := range s.docs {
 		program += " " + s.functions[f.key]
 	}
-	return program
+	return program + "); usher_found"
 }
 
 // manifest returns what the module offers, if these names are functions.

@@ -122,10 +122,15 @@ func TestShellFaultsAreReported(t *testing.T) {
 	write(t, dir+"/b.usher.sh", "#!/usr/bin/perl\n")
 	write(t, dir+"/c.usher.sh", "#!/bin/sh\r\n\r\n# C.\r\nc() { :; }\r\n")
 	write(t, dir+"/d.usher.sh", "# D.\nd() { local -a list=(a b); }\n")
+	write(t, dir+"/e.usher.sh", "#!/bin/sh\n# E.\ne() { :; }\ntrap 'echo end' EXIT\necho usage >&2\nexit 0\n")
+	write(t, dir+"/f.usher.sh", "#!/bin/sh\n# F.\nf() { :; }\nexit 3\n")
 	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error",
 		"want sh, bash", "its lines end with",
-		"d.usher.sh: ", " unexpected", " (bash syntax needs #!/usr/bin/env bash in line 1)\n")
+		"d.usher.sh: ", " unexpected", " (bash syntax needs #!/usr/bin/env bash in line 1)\n",
+		"\"e\" can't be read: usage\n      it ends itself: move its commands below "+
+			"if [ \"${BASH_SOURCE[0]}\" = \"$0\" ]\n",
+		"\"f\" can't be read: it ends itself: ")
 	checkOmits(t, "a script that names its shell", out, "needs #!/usr/bin/env bash in line 1)\n\nb")
 }
 

@@ -407,7 +407,9 @@ const remedies = [
   ],
   [/not provide an export named/, 'a type needs: import type'],
   [/^Cannot find module|^Directory import/, 'Node needs the whole path, such as ./lib.ts'],
-  [/^Cannot find package/, 'npm install it'],
+  [/^Cannot find package '@?\w/, 'npm install it'],
+  [/^Cannot find package '(@\/|[~$])/, 'an alias? Write a relative path'],
+  [/in ES module scope/, 'write export'],
   [/^Invalid or unexpected token/, 'Node reads no decorators'],
   [/regexp literal$|token '<'$/, 'Node reads no JSX'],
 ]
@@ -523,7 +525,9 @@ const PLAIN_TYPE = /^(string|number|integer|boolean)$/
 // OF_FUNCTION matches a comment of a function, even if blank lines follow.
 const OF_FUNCTION = /^(?![^]*@(callback|typedef))[^]*@(param|arg|return)/i
 const DIRECTIVE = /^\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference)/
-const COMMENTS = /\s*(\/\*[^]*?\*\/|\/\/.*)/gy
+const LICENCE = /^(@licen[sc]e|copyright|spdx|this file is part of)/i
+// COMMENTS matches a comment: a block, or lines.
+const COMMENTS = /\s*(\/\*[^]*?\*\/|(?:\/\/.*(\n[^\S\n]*(?=\/\/))?)+)/gy
 // LINE_COMMENT matches the comment at the end of a line, or before a separator.
 const LINE_COMMENT = /[^\S\n]*[;,]?[^\S\n]*(\/\/.*|\/\*.*?\*\/)[^\S\n]*(?=[;,})\n])/y
 // TYPE_NAME matches the beginning of an alias or an interface, up to its name.
@@ -659,22 +663,19 @@ class Source {
     return lines.join('\n').trim()
   }
 
-  // firstComment returns the comment at the beginning of the file, unless it documents
-  // a function that is no method.
+  // firstComment returns the comment at the beginning of the file that is no licence, unless it
+  // documents a function that is no method.
   firstComment() {
-    const start = /^(#!.*)?\s*([\x22\x27]use strict[\x22\x27];?)?/.exec(text)[0].length
-    const lines = []
-    let end = start
-    for (const [all, comment] of text.slice(start).matchAll(COMMENTS)) {
-      const gap = all.slice(0, -comment.length)
-      if (lines.length > 0 && /\n\s*\n/.test(gap)) break
+    let end = /^(#!.*)?\s*([\x22\x27]use strict[\x22\x27];?)?/.exec(text)[0].length
+    for (const [all, comment] of text.slice(end).matchAll(COMMENTS)) {
       end += all.length
-      if (DIRECTIVE.test(comment)) continue
-      lines.push(clean(comment))
-      if (comment.startsWith('/*')) break
+      const parts = comment.startsWith('/*') ? [comment] : comment.split(/\n\s*/)
+      const doc = parts.filter(part => !DIRECTIVE.test(part)).map(clean).join('\n').trim()
+      if (doc === '' || LICENCE.test(doc)) continue
+      const isOfFunction = /^\n(export |default |async )*function\b/.test(text.slice(end))
+      return isOfFunction || OF_FUNCTION.test(doc) ? '' : doc
     }
-    const isOfFunction = /^\s?\n(async )?function\b/.test(text.slice(end))
-    return isOfFunction || OF_FUNCTION.test(lines[0]) ? '' : lines.join('\n').trim()
+    return ''
   }
 
   // lineComment returns the text of the comment at the end of the line.
@@ -698,7 +699,10 @@ class Source {
     this.match(list, docs)
     const one = list[0] ?? {}
     const { type, anyOf } = one.schema ?? {}
-    const mayBeObject = type ? type === 'object' : !anyOf && one.name !== '_webhook'
+    // A webhook gets the fields of its body, whatever is known of its parameter.
+    const isHook = /^handle|@webhook/i.test(name + doc)
+    const isOpen = isHook ? !anyOf : !one.schema
+    const mayBeObject = type ? type === 'object' : isOpen && one.name !== '_webhook'
     const isObject = list.length === 1 && (one.fields || one.rest || mayBeObject)
     const schema = isObject ? this.oneObject(one, docs) : this.byName(list)
     if (!schema) return
@@ -887,8 +891,7 @@ class Source {
 
   // onNewLine reports whether the token is the first on its line.
   onNewLine() {
-    SPACE.lastIndex = this.pos
-    return SPACE.exec(this.text)[0].includes('\n')
+    return this.text.slice(this.pos, this.token().start).includes('\n')
   }
 
   // key returns the name of a property, undefined if the token is none.
@@ -1009,7 +1012,7 @@ class Source {
       case 'readonly':
         return args[0] ?? {}
     }
-    if (!/^(any|unknown)$/.test(name)) this.unknown ||= text
+    if (!/^(any|unknown)$/.test(name)) this.unknown = text
     return {}
   }
 
@@ -1140,8 +1143,8 @@ function merged(parts) {
 function clean(text) {
   if (text.startsWith('//')) return text.replace(/^\/\/+ ?/, '')
   const inner = text.replace(/^\/\*[*!]*/, '').replace(/\*+\/$/, '')
-  const lines = inner.split('\n').map(line => line.replace(/^\s*\* ?/, '').trimEnd())
-  return lines.join('\n').trim()
+  const lines = inner.replace(/^[^\S\n]*\* ?|[^\S\n]+$/gm, '')
+  return lines.replace(/\{@(?:link\w*\s+([^{}]*)|[^{}]*)\}/g, '$1').trim()
 }
 
 function flat(text) {
@@ -1169,7 +1172,7 @@ function paramDocs(doc) {
       type: type.replace(/^\.\.\.|=$/g, ''),
       optional: optional || type.endsWith('='),
       value: value && (literal(value) ?? value.trim()),
-      text: flat(text.replace(/\{@(?:link\w*\s+([^{}]*)|[^{}]*)\}/g, '$1')),
+      text: flat(text),
     }
   })
 }

@@ -147,9 +147,7 @@ class Type:
     def __init__(self, schema, convert, null=False):
         self.schema = schema
         self.null = null
-        self.convert = convert
-        if null:
-            self.convert = lambda value: None if value is None else convert(value)
+        self.convert = lambda v: None if null and v is None else convert(v)
 
     def full_schema(self):
         """Returns the schema including null."""
@@ -183,10 +181,6 @@ def only(*kinds):
     return convert
 
 
-def parse_base64(text):
-    return base64.b64decode(text, validate=True)
-
-
 def parse_iso(cls):
     """Returns a parser of dates or times. Before 3.11, Python doesn't read Z."""
     return lambda text: cls.fromisoformat(re.sub("[Zz]$", "+00:00", text))
@@ -208,7 +202,9 @@ TYPES = {
     ),
     float: Type({"type": "number"}, lambda v: float(only(float, int)(v))),
     type(None): Type({"type": "null"}, only(type(None))),
-    bytes: string_type(parse_base64, contentEncoding="base64"),
+    bytes: string_type(
+        lambda text: base64.b64decode(text, validate=True), contentEncoding="base64"
+    ),
     datetime.datetime: string_type(parse_iso(datetime.datetime), format="date-time"),
     datetime.date: string_type(parse_iso(datetime.date), format="date"),
     datetime.time: string_type(parse_iso(datetime.time), format="time"),
@@ -510,6 +506,8 @@ def hints_of(thing):
     hints = {}
     scope = vars(sys.modules[thing.__module__])
     for name, hint in getattr(thing, "__annotations__", {}).items():
+        if name == "return":
+            continue
         try:
             single = types.SimpleNamespace(__annotations__={name: hint})
             hints.update(typing.get_type_hints(single, scope, include_extras=True))
@@ -676,15 +674,15 @@ class Method:
         """Calls the function. It ignores arguments that no parameter takes."""
         values = convert_fields(self.fields, arguments)
         webhook = self.signature.parameters.get(WEBHOOK)
-        if webhook:
-            default = None if webhook.default is webhook.empty else webhook.default
-            values[WEBHOOK] = arguments.get(WEBHOOK, default)
+        if webhook and (WEBHOOK in arguments or webhook.default is webhook.empty):
+            values[WEBHOOK] = arguments.get(WEBHOOK)
         if self.rest:
-            rest = {k: v for k, v in arguments.items() if k not in values}
-            for name, value in rest.items():
-                if name != WEBHOOK:
-                    rest[name] = self.rest_type.convert(value)
-            values[self.rest] = rest
+            convert = self.rest_type.convert
+            values[self.rest] = {
+                key: value if key == WEBHOOK else convert(value)
+                for key, value in arguments.items()
+                if key not in values
+            }
         bound = inspect.BoundArguments(self.signature, values)
         bound.apply_defaults()
         return self.function(*bound.args, **bound.kwargs)
@@ -1197,8 +1195,8 @@ def load(path, text):
         try:
             # Another function lacks the tags of this one, and one of them may protect it.
             code = getattr(inspect.unwrap(function), "__code__", None)
-            is_own = code and (code.co_filename, code.co_name) == (path, function_name)
-            if callable(function) and is_own:
+            nested = code and code.co_flags & inspect.CO_NESTED
+            if code and (path, function_name, 0) == (code.co_filename, code.co_name, nested):
                 methods.append(Method(function_name, function))
                 continue
         # such as an annotation that can't be read

@@ -22,6 +22,13 @@ usher_list() {
 	done
 }
 
+# usher_found prints what usher_list found, unless the script has ended.
+usher_found() {
+	case $usher_found in *usher_list*) command echo "$usher_found" && return ;; esac
+	command echo 'it ends itself: move its commands below if [ "${BASH_SOURCE[0]}" = "$0" ]' >&2
+	exit 1
+}
+
 # usher_call calls a function with arguments. The quotes around $@ keep the shell from reading the
 # name as a reserved word or an alias.
 usher_call() {

@@ -36,3 +36,12 @@ export class Box { put({ a }) { return a } }
 export const group = { put({ a }) { return a } }
 export const bound = sum.bind(null)
 export const settings = { a: 1, b: [] }
+/** @param value anything */
+export const known = value => value
+/** @param body the whole body */
+export const handlePush = body => body
+/**
+ * @webhook
+ * @param {any} body
+ */
+export const push = body => body
