@@ -397,7 +397,7 @@ func parseType(h http.Header) (kind string, params map[string]string, err error)
 // send such deliveries to test the URL. Errors are *fault.
 func parameters(h http.Header, body []byte, s *schema) (object, error) {
 	kind, params, err := parseType(h)
-	body = bytes.TrimPrefix(body, []byte("\ufeff")) // a byte order mark, above all from .NET
+	body = bytes.TrimPrefix(body, []byte(byteOrderMark))
 	text := bytes.TrimSpace(body)
 	if err != nil || len(text) == 0 {
 		return nil, err
@@ -479,10 +479,14 @@ func decodeText(text, charset string) string {
 	return strings.ReplaceAll(html.UnescapeString(escaped.String()), "\ufffd", "\x00")
 }
 
+// byteOrderMark begins the JSON and the forms of some senders, above all those of .NET.
+const byteOrderMark = "\ufeff"
+
 // jsonObject returns the members of a JSON object. They are not decoded, so that numbers reach
 // the method with all their digits. The object is put on one line, because modules read one
 // message per line. Errors are *fault.
 func jsonObject(body []byte) (object, error) {
+	body = bytes.TrimPrefix(body, []byte(byteOrderMark))
 	if err := checkJSON(body, "the body"); err != nil {
 		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
 	}
