@@ -104,6 +104,7 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 	if caller.Client.caps&capRoots == 0 {
 		params = params.withoutRoots()
 	}
+	// A round ends with the result, with an error, or because the process ended before it got the call.
 	for range maxRounds {
 		result, err := p.callOnce(ctx, caller, method, params)
 		if errors.Is(err, errNotSent) {
@@ -143,6 +144,7 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	defer p.leave(c)
 	request := p.shell.request
 	if w := c.worker; w != nil {
+		// ready is also closed if the start has failed. From then on, started and failure don't change.
 		if err := caller.Principal.waitFor(c.ctx, w.ready); err != nil {
 			return nil, err
 		}
@@ -263,7 +265,8 @@ func (p *pool) find(member context.Context) *Worker {
 	return nil
 }
 
-// leave ends a call that has entered.
+// leave ends a call that has entered. The process may still have to confirm its cancellation: see
+// Worker.endCall.
 func (p *pool) leave(c *call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -289,6 +292,7 @@ func (p *pool) run(w *Worker) {
 		w.stop(err)
 		w.finish("")
 	}
+	// Nothing of the process runs any longer, so its place may go to another one.
 	<-w.done
 	if !w.started { // only now failure says why
 		close(w.ready)
@@ -367,7 +371,8 @@ func (p *pool) retire() {
 	}
 }
 
-// drain ends the processes after the calls under way. New calls go to others.
+// drain ends the processes after the calls under way. New calls go to others, which enter starts when
+// the first of these calls comes.
 func (p *pool) drain() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -376,8 +381,9 @@ func (p *pool) drain() {
 	}
 }
 
-// ofMember calls look with the process that accepts the calls of a Member, if there is one. look must
-// not block. p may be nil.
+// ofMember calls look with the process that accepts the calls of a Member, if there is one. Views and
+// the registry see the state of a process only in this way: with the lock held, and for a moment. look
+// must not block. p may be nil.
 func (p *pool) ofMember(member context.Context, look func(*Worker)) {
 	if p == nil {
 		return
@@ -405,7 +411,7 @@ func (p *pool) sweep(now time.Time) (gone bool) {
 	for c := range p.calls {
 		p.sweepCall(c, now)
 	}
-	// Now lastUse says which processes are in use.
+	// Now lastUse says which processes are in use, because sweepCall has set it for all calls.
 	for _, w := range p.procs {
 		p.makeRoom(w, now)
 		unused := now.Sub(w.lastUse)

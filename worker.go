@@ -259,7 +259,9 @@ func (w *Worker) fault(reason string) *fault { return processFault(w.pool.Name, 
 
 // ---- The process
 
-// spawn starts the process, and the goroutines that serve it until it ends. When w.ctx
+// spawn starts the process, and the goroutines that serve it until it ends: one that writes to stdin,
+// and one each that reads stdout and stderr. A fourth, which Registry.running counts, waits for the
+// process, then for the readers, so that a last answer counts, and finishes the worker. When w.ctx
 // ends, the process is ended in the order of the MCP specification for stdio: stdin is
 // closed, then TERM, then KILL (basic/lifecycle, "Shutdown").
 func (w *Worker) spawn(l launch) error {
@@ -419,7 +421,8 @@ func (w *Worker) dropUnreadable(line []byte, why error) {
 	}
 }
 
-// handle handles one message of the process.
+// handle handles one message of the process, on the goroutine that reads stdout. So it must not wait:
+// until it returns, usher reads nothing else from the process.
 func (w *Worker) handle(msg *Message) {
 	if msg.isRequest() {
 		w.handleRequest(msg)
@@ -504,6 +507,8 @@ func (w *Worker) request(c *call, method string, params object) (object, error) 
 		c.slot.release()
 		return nil, err
 	}
+	// If both have happened, either may win: an answer that came just before the end is no worse than
+	// the reason for the end.
 	select {
 	case msg := <-c.answer:
 		w.endCall(c, nil)
@@ -573,6 +578,7 @@ func (w *Worker) endCall(c *call, cancelled error) {
 			}
 		}
 	})
+	// Without the lock, which ask takes before it closes done.
 	for _, a := range asks {
 		a.cancel()
 		<-a.done
@@ -1033,6 +1039,7 @@ func (w *Worker) ask(a *clientRequest) {
 	defer a.cancel()
 	result, err := w.askClient(a)
 	c := a.call
+	// While the client was asked, other calls could use the slot: a person may take minutes.
 	if c != nil { // the module runs again, so the call needs its slot again
 		_ = waitFor(a.ctx, c.slot.queue())
 	}
