@@ -316,7 +316,6 @@ func runGo(ctx context.Context, log *slog.Logger, dir string, args []string) (st
 	cmd.Env = []string{"GOOS=" + runtime.GOOS, "GOARCH=" + runtime.GOARCH}
 	cmd.Stdout = &output
 	cmd.Stderr = &output
-	cmd.WaitDelay = exitTimeout // if a process that left the group keeps the outputs open
 	c, err := startChild(log, cmd)
 	if err == nil {
 		err = c.wait(ctx, 0)

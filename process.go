@@ -34,7 +34,7 @@ const (
 type child struct {
 	pid     int
 	log     *slog.Logger
-	outputs []*os.File    // stdout and stderr of startPiped, which the reader must close
+	outputs []*os.File    // stdout and stderr, if they are pipes
 	exited  chan struct{} // closed when the process has ended
 	err     error         // of cmd.Wait; constant once exited is closed
 	ending  sync.Once
@@ -98,7 +98,8 @@ func (c *child) end() {
 
 // startChild starts a process with usher's own environment and cmd.Env, except for the secrets of
 // webhooks. If a name occurs twice, the last entry counts. The process leads a group and a session of
-// its own, so it has no terminal. The caller must call end, in a goroutine that Registry.running counts.
+// its own, so it has no terminal. If cmd says nothing about stdout or stderr, it is a pipe, which the
+// caller must read and close. The caller must call end, in a goroutine that Registry.running counts.
 func startChild(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
 	env := slices.Concat(os.Environ(), cmd.Env, []string{"PWD=" + cmd.Dir})
 	cmd.Env = slices.DeleteFunc(env, func(entry string) bool {
@@ -106,10 +107,27 @@ func startChild(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
 		return isSecretVariable(name)
 	})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.WaitDelay = outputTimeout // if processes that continue keep stdin or an output open
+	c := &child{log: log, exited: make(chan struct{})}
+	for _, end := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
+		if *end != nil {
+			continue
+		}
+		read, write, err := os.Pipe()
+		if err != nil {
+			return nil, err // the garbage collector closes outputs
+		}
+		defer write.Close()
+		c.outputs = append(c.outputs, read)
+		*end = write
+	}
 	if err := cmd.Start(); err != nil {
+		for _, f := range c.outputs {
+			f.Close()
+		}
 		return nil, err
 	}
-	c := &child{pid: cmd.Process.Pid, log: log, exited: make(chan struct{})}
+	c.pid = cmd.Process.Pid
 	go func() { // ends with the process
 		c.err = cmd.Wait()
 		if c.err == exec.ErrWaitDelay { // it succeeded; others keep its pipes open
@@ -117,30 +135,6 @@ func startChild(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
 		}
 		close(c.exited)
 	}()
-	return c, nil
-}
-
-// startPiped starts a process as startChild does, with pipes for its stdout and stderr. The caller must
-// read and close the outputs.
-func startPiped(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
-	var outputs []*os.File
-	for _, end := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
-		read, write, err := os.Pipe()
-		if err != nil {
-			return nil, err // the garbage collector closes outputs
-		}
-		defer write.Close()
-		outputs = append(outputs, read)
-		*end = write
-	}
-	c, err := startChild(log, cmd)
-	if err != nil {
-		for _, f := range outputs {
-			f.Close()
-		}
-		return nil, err
-	}
-	c.outputs = outputs
 	return c, nil
 }
 

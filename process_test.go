@@ -189,7 +189,7 @@ func TestFailedStartClosesPipes(t *testing.T) {
 	}
 	before := len(folderNames(t, "/proc/self/fd"))
 	for range 20 {
-		_, err := startPiped(quiet, exec.Command("/no/such/program"))
+		_, err := startChild(quiet, exec.Command("/no/such/program"))
 		check(t, "it is missing", errors.Is(err, fs.ErrNotExist), true)
 	}
 	files := len(folderNames(t, "/proc/self/fd")) - before

@@ -246,9 +246,8 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	cmd := exec.Command(script.shell, append(args, values...)...)
 	cmd.Dir = filepath.Dir(s.Source)
 	cmd.Env = []string{insideOf(s.Source)}
-	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
 	cmd.Stdin = bytes.NewReader(input)
-	c, err := startPiped(s.log, cmd)
+	c, err := startChild(s.log, cmd)
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %s", script.shell, errText(err))
 	}
