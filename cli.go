@@ -420,8 +420,7 @@ func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) 
 // notify prints a report of progress or a log message of a call.
 func (a *app) notify(_ string, params object) {
 	text := cmp.Or(
-		params.text("message"), params.text("data"),
-		string(params.get("data")), string(params.get("progress")))
+		params.text("message"), plainText(params.get("data")), plainText(params.get("progress")))
 	a.warnf("%s", sanitize(text))
 }
 
@@ -496,12 +495,9 @@ func (a *app) ask(
 	h.Set(claimHeader, strings.TrimSpace(a.getenv(claimVar))) // an empty header is none
 	for name, s := range repeated {
 		value := params.object("arguments").get(name)
-		if s.Header != "" && value != nil {
-			text, isText := unquote(value)
-			switch {
-			case !isText:
-				text = string(value)
-			case !headerToken.MatchString(text): // see decodeHeader
+		if s.Header != "" && !isNull(value) {
+			text := plainText(value)
+			if !headerToken.MatchString(text) { // see decodeHeader
 				text = "=?base64?" + base64.StdEncoding.EncodeToString([]byte(text)) + "?="
 			}
 			h.Set(paramHeader+s.Header, text)

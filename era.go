@@ -424,10 +424,7 @@ func checkVersion(version string) error {
 // missing, or h is nil.
 func checkHeader(h http.Header, header, key string, value json.RawMessage) error {
 	sent := h.Values(header)
-	text, isText := unquote(value)
-	if !isText {
-		text = string(value)
-	}
+	text := plainText(value)
 	switch {
 	case h == nil || isNull(value) && len(sent) == 0:
 		return nil

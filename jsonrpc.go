@@ -271,6 +271,14 @@ func unquote(raw json.RawMessage) (s string, ok bool) {
 	return s, err == nil
 }
 
+// plainText returns the text of a JSON string, "" for null or nil, and any other JSON unchanged.
+func plainText(raw json.RawMessage) string {
+	if text, ok := unquote(raw); ok {
+		return text
+	}
+	return strings.TrimPrefix(string(raw), "null")
+}
+
 // object is a JSON object: its members, in order. Its methods do not modify it.
 type object []member
 

@@ -142,12 +142,7 @@ func (s *shellScript) callOf(name string, arguments json.RawMessage) (program st
 	// in some calls only.
 	var stored, passed string
 	for i, p := range parseDoc(s.docs.text(name), kindShell).params {
-		value := members(arguments).get(p.name)
-		text, ok := unquote(value)
-		if !ok { // other values are JSON, and omitted ones ""
-			text = strings.TrimPrefix(string(value), "null")
-		}
-		values = append(values, text) // $1, $2, … as documented
+		values = append(values, plainText(members(arguments).get(p.name))) // $1, $2, … as documented
 		stored += fmt.Sprintf("usher_%d=${%[1]d}; ", i+1)
 		passed += fmt.Sprintf(` "$usher_%d"`, i+1)
 	}
