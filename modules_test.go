@@ -443,7 +443,7 @@ func TestFailedListHidesNoTools(t *testing.T) {
 	checkContains(t, "usher modules", out, "note: prompts/list: no prompts/list",
 		"note: prompts/list: pages repeat",
 		"note: tools/list: bad is left out")
-	const shared = "note: resources not offered, as several modules have their URIs: r://one"
+	const shared = "note: r://one: not offered, as several modules have this URI"
 	check(t, "notes of shared URIs", strings.Count(out, shared), 2)
 }
 

@@ -143,16 +143,11 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 				tool.Method, hook.HookPath, itemNames(claimants))
 		}
 	}
-	var shared []string
 	for _, raw := range m.Lists["resources"] {
 		uri := members(raw).text("uri")
 		if len(view.items["resources"][uri]) > 1 {
-			shared = append(shared, uri)
+			note("%s: not offered, as several modules have this URI", uri)
 		}
-	}
-	if shared != nil {
-		note("resources not offered, as several modules have their URIs: %s",
-			strings.Join(shared, ", "))
 	}
 }
 
