@@ -147,18 +147,19 @@ func partsVersion(paths []string) string {
 // from dir up to the outermost of served, or else a name to look up in PATH. Of an environment,
 // pythonFor also returns the real paths of this Python and of pyvenv.cfg.
 func pythonFor(dir string, served []string) (python string, files []string) {
-	for last := ""; last == "" || dir != last && isBelow(dir, served); last, dir = dir, filepath.Dir(dir) {
-		venv := filepath.Join(dir, ".venv")
-		own := filepath.Join(venv, "bin", "python")
-		if _, err := os.Stat(own); err != nil {
-			continue
-		}
-		for _, path := range []string{own, filepath.Join(venv, "pyvenv.cfg")} {
+	venv := filepath.Join(dir, ".venv")
+	python = filepath.Join(venv, "bin", "python")
+	if _, err := os.Stat(python); err == nil {
+		for _, path := range []string{python, filepath.Join(venv, "pyvenv.cfg")} {
 			if file, err := filepath.EvalSymlinks(path); err == nil {
 				files = append(files, file)
 			}
 		}
-		return own, files
+		return python, files
+	}
+	above := filepath.Dir(dir)
+	if above != dir && isBelow(above, served) {
+		return pythonFor(above, served)
 	}
 	return "python3", nil
 }
@@ -188,15 +189,12 @@ const claimVar = "USHER_CLAIM"
 // isSecretVariable reports whether an environment variable is a secret of usher, by its name. No
 // module gets such a variable.
 func isSecretVariable(name string) bool {
-	return strings.EqualFold(name, claimVar) || isKeyVariable(name)
+	return strings.EqualFold(name, claimVar) || keyVariable.MatchString(name)
 }
 
-// isKeyVariable reports whether an environment variable is a secret of webhooks, by its name. Only
-// such a variable can be the key of a @signature.
-func isKeyVariable(name string) bool {
-	name = strings.ToUpper(name)
-	return strings.HasSuffix(name, "_WEBHOOK_SECRET") || strings.HasSuffix(name, "_SIGNING_SECRET")
-}
+// keyVariable matches the names of environment variables that are secrets of webhooks. Only such a
+// variable can be the key of a @signature.
+var keyVariable = regexp.MustCompile("(?i)_(WEBHOOK|SIGNING)_SECRET$")
 
 // checkNesting returns an error if a module below roots started this process. inside is the
 // value of nestedVar.

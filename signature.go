@@ -100,7 +100,7 @@ func parseSignature(tag string, getenv func(string) string) (r signatureRule, er
 		err = fmt.Errorf("%s needs a header, such as @signature %[1]s X-Signature %s", r.scheme, r.variable)
 	case !headerToken.MatchString(r.headers[0]):
 		err = fmt.Errorf("%q can't be the name of a header", r.headers[0])
-	case !isKeyVariable(r.variable):
+	case !keyVariable.MatchString(r.variable):
 		err = fmt.Errorf("%s: want a name that ends in _WEBHOOK_SECRET or _SIGNING_SECRET", r.variable)
 	case key == "":
 		err = fmt.Errorf("%s is not set", r.variable)
