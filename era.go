@@ -388,19 +388,25 @@ func parseIdentity(h http.Header, method string, identity object) (c clientProfi
 	c.caps = parseClientCaps(caps)
 	c.level = identity.text(metaLogLevel)
 	c.name = clientName(identity.object(metaClientInfo))
-	wrong := []error{checkHeader(h, methodHeader, "method", quote(method))}
+	var missing, unsupported, badLevel error
 	if !isText || caps == nil {
-		wrong = append(wrong, rpcErrorf(codeInvalidParams,
-			"_meta needs a string %q and an object %q", metaProtocol, metaClientCaps))
+		missing = rpcErrorf(codeInvalidParams,
+			"_meta needs a string %q and an object %q", metaProtocol, metaClientCaps)
 	}
-	wrong = append(wrong, checkHeader(h, protocolHeader, metaProtocol, version))
 	if isText {
-		wrong = append(wrong, checkVersion(text))
+		unsupported = checkVersion(text)
 	}
 	if identity.get(metaLogLevel) != nil {
-		wrong = append(wrong, checkLogLevel(c.level))
+		badLevel = checkLogLevel(c.level)
 	}
-	if err = errors.Join(wrong...); err == nil {
+	err = errors.Join(
+		checkHeader(h, methodHeader, "method", quote(method)),
+		missing,
+		checkHeader(h, protocolHeader, metaProtocol, version),
+		unsupported,
+		badLevel,
+	)
+	if err == nil {
 		return c, nil
 	}
 	first := *asFault(err) // its code, and the texts of all
