@@ -298,7 +298,7 @@ func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 			return "", line
 		}
 	}
-	if kind.singleFile() && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz") == "" {
+	if kind.singleFile() && consistsOf(name, "abcdefghijklmnopqrstuvwxyz") {
 		t.unknown = append(t.unknown, name)
 		return "none", ""
 	}
