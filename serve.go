@@ -265,6 +265,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer d.listener.Close()
+	defer os.Remove(filepath.Join(a.data, recordName))
 	if flags.needsApproval() {
 		config.Approved = filepath.Join(a.data, approvedName)
 		if err := d.approveFirst(ctx, roots); err != nil {
