@@ -113,6 +113,9 @@ func (r *reservation) isUnknown() bool { return r.counter == &r.memory.unknown }
 // countFor makes the reservation count for a principal from now on, or returns errNoRoom. No
 // other goroutine may use the reservation meanwhile.
 func (r *reservation) countFor(principal any) error {
+	if principal == r.principal {
+		return nil
+	}
 	next := r.memory.reserve(principal)
 	size := int(r.size.Load())
 	if err := next.grow(size); err != nil {

@@ -113,6 +113,36 @@ var (
 	waitFor600 = `{"name":"m_wait","arguments":{"seconds":600,"echo":"` + carried + `"}}`
 )
 
+// If an answer of MCP finds no room, the client gets a short error with the id of its request: as the
+// answer to its POST, and as an event if that has become a stream.
+func TestAnswerNeedsRoom(t *testing.T) {
+	t.Parallel()
+	for how, accept := range map[string]string{
+		"plain":  "application/json, text/event-stream",
+		"stream": "text/event-stream, application/json",
+	} {
+		runInBubble(t, how, func(t *testing.T, b *bubble) {
+			c := b.open(protocols[0])
+			c.Header.Set("Accept", accept)
+			used := b.server.memory.reserve(everyone).counter
+			const size = 5000
+			call := `{"jsonrpc":"2.0","id":"my-id","method":"tools/call","params":{"name":"m_wait",` +
+				`"arguments":{"seconds":0,"echo":"` + strings.Repeat("x", size) + `"}}}`
+			for room, fits := range map[int]bool{size + 1000: false, 4 * size: true} {
+				used.reserve(everyone, used.perKey-room)
+				a := c.Post(call)
+				used.release(everyone, used.perKey-room)
+				what := fmt.Sprint("room for ", room, " bytes: ")
+				checkContains(t, what+"the id", a.Body, "my-id")
+				check(t, what+"the result is complete", len(a.Body) > size, fits)
+				if !fits {
+					checkContains(t, what+"the error", a.Body, errNoRoom.Error())
+				}
+			}
+		})
+	}
+}
+
 // Every byte counts for its principal until usher has written or dropped it, whatever carries it.
 func TestBytesAreCounted(t *testing.T) {
 	t.Parallel()
