@@ -17,7 +17,6 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -88,13 +87,13 @@ const requestIDHeader = "X-Request-Id"
 func isProxied(r *http.Request) bool {
 	proxied := !r.ProtoAtLeast(1, 1)
 	for name := range r.Header {
-		proxied = proxied || proxyHeader.MatchString(name)
+		proxied = proxied || strings.HasPrefix(name, "X-Forwarded-") || slices.Contains(proxyHeaders, name)
 	}
 	return proxied
 }
 
-// proxyHeader matches the names of headers that only proxies add.
-var proxyHeader = regexp.MustCompile("^(Forwarded|X-Forwarded-.*|Via|X-Real-Ip|Cf-Connecting-Ip)$")
+// proxyHeaders are headers that only proxies add, in addition to X-Forwarded-*.
+var proxyHeaders = []string{"Forwarded", "Via", "X-Real-Ip", "Cf-Connecting-Ip"}
 
 // originPolicy decides which requests may reach the daemon. The zero value admits only
 // loopback names and IP addresses, but not 0.0.0.0 and ::. It must not be changed while it is
