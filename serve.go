@@ -119,12 +119,12 @@ func (f *serveFlags) addHost(name string) error {
 	return nil
 }
 
-// addOrigin sets -allow-origin. Browsers send an origin without a path, so a URL with one would
-// never match.
+// addOrigin sets -allow-origin. Browsers send an origin without a path, so a URL with one, or with a *,
+// would never match.
 func (f *serveFlags) addOrigin(text string) error {
 	text = strings.ToLower(text)
 	u, err := url.Parse(text)
-	if err != nil || u.Host == "" || text != u.Scheme+"://"+u.Host {
+	if err != nil || u.Host == "" || u.Host[0] == '*' || text != u.Scheme+"://"+u.Host {
 		return errors.New("want scheme and host, such as https://example.com")
 	}
 	f.origins.origins = append(f.origins.origins, text)

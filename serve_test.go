@@ -87,6 +87,7 @@ func TestServeRefuses(t *testing.T) {
 		{"a host with a *", "-allow-host *.example.com", nil, 2, "host name"},
 		{"hosts in a list", "-allow-host a.example,b.example", nil, 2, "host name"},
 		{"a host in Unicode", "-public-url https://bücher.example", nil, 2, "host name"},
+		{"a * in an origin", "-addr 192.0.2.1:0 -allow-origin https://*.x.example", nil, 2, "scheme and"},
 		{"an unknown log form", "-log xml", nil, 2, "text or json"},
 		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, " is empty"},
 		{"its own folder from within", dir,
