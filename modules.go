@@ -650,7 +650,7 @@ func newModule(o *moduleOwner, p *pool, offered *manifest) *Module {
 // ---- The cache
 
 // cacheFormat must change when the meaning of a cached manifest changes.
-const cacheFormat = "12"
+const cacheFormat = "13"
 
 // cachePath returns the file that caches what a module offers, so that a restart need not
 // start known modules. It may be deleted at any time.

@@ -430,7 +430,7 @@ type schema struct {
 	Type       typeNames
 	Const      *any // nil for none, or null
 	Enum       []any
-	Format     string // only date-time
+	Format     string // date-time; in mcpSchema also usher/schema and usher/ref, in a definition
 	Properties map[string]*schema
 	Required   []string
 	Additional additionalSchema `json:"additionalProperties"`
@@ -497,13 +497,14 @@ func (s *schema) alternatives() []*schema { return slices.Concat(s.AnyOf, s.OneO
 // terminates, even if a $ref leads to itself.
 type argumentCheck struct {
 	root    *schema
-	left    int      // bytes to be read, and names and values to be compared, before giving up
-	depth   int      // of nested calls of value
-	changed bool     // some value was replaced or dropped
-	repairs bool     // optional members that do not fit are dropped
-	path    []string // of the object that is checked, without the indexes of items
-	lost    string   // what was dropped, and why
-	rounds  bool     // integers that JavaScript would round are refused
+	left    int            // bytes to be read, and names and values to be compared, before giving up
+	depth   int            // of nested calls of value
+	changed bool           // some value was replaced or dropped
+	repairs bool           // optional members that do not fit are dropped
+	path    []string       // of the object that is checked, without the indexes of items
+	whole   map[string]any // the definition that is checked, decoded
+	lost    string         // what was dropped, and why
+	rounds  bool           // integers that JavaScript would round are refused
 }
 
 // resolve returns a schema, or the one that its $ref leads to, which may be nil.
@@ -531,7 +532,9 @@ func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError 
 		return &argumentError{text: func() string { return " is too complex to check" }}
 	case s == nil:
 		return nil
-	case !matches(s, *value):
+	case !matches(s, *value),
+		s.Format == "usher/ref" && !c.leads(*value, 9),
+		c.repairs && c.depth > maxSchemaDepth: // each level copies what is below it, so this would take long
 		return c.misfit(s, *value)
 	}
 	if digits, ok := integerOf(*value); ok && s.Type != nil {
@@ -549,6 +552,9 @@ func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError 
 	defer func() { c.depth-- }()
 	if wrong := c.alternatives(s, value); wrong != nil {
 		return wrong
+	}
+	if c.repairs && s.Format == "usher/schema" {
+		defer c.complete(value) // what was wrong in it is dropped by then
 	}
 	switch (*value)[0] {
 	case '{':
@@ -925,54 +931,52 @@ func fits(root, s *schema, value json.RawMessage) bool {
 // which clients would refuse the whole list, and says what it has lost. It returns nil if the
 // definition is of no use then.
 func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, problem string) {
-	item = completeSchema(item, "", nil, maxSchemaDepth)
+	if members(item).object("execution").text("taskSupport") == "required" {
+		return nil, " is left out: it needs tasks"
+	}
 	c := argumentCheck{root: mcpSchema, left: 99*len(item) + 1<<16, repairs: true}
-	wrong := c.value(c.root.Defs[key], &item)
-	if wrong != nil {
+	_ = json.Unmarshal(item, &c.whole) // without what can't be decoded
+	if wrong := c.value(c.root.Defs[key], &item); wrong != nil {
 		c.drop(wrong)
 		return nil, " is left out" + c.lost
 	}
-	item = members(item).without("execution").encode()
-	return completeSchema(item, "", nil, maxSchemaDepth), c.lost
+	return members(item).without("execution").encode(), c.lost
 }
 
-// completeSchema returns a JSON Schema that means the same, in which each schema of a property is an
-// object, and each schema of an array has items: some clients refuse anything else. A $ref that
-// does not lead into root, the whole schema, becomes null, so that it is dropped. Values nested deeper
-// than depth levels become null, too. key is the key of value.
-func completeSchema(value json.RawMessage, key string, root object, depth int) json.RawMessage {
-	if depth == 0 { // each level copies what is below it, so deep values would take long
-		return json.RawMessage("null")
-	}
-	list := items(value)
-	fields := members(value)
-	if root == nil && strings.HasSuffix(key, "Schema") {
-		root = fields
-	}
-	for i, item := range list {
-		list[i] = completeSchema(item, "", root, depth-1)
-	}
-	for i, f := range fields {
-		fields[i].value = completeSchema(f.value, f.key, root, depth-1)
-		ref, _ := unquote(f.value)
-		steps := strings.Split(ref, "/")
-		isOutside := len(steps) != 3 || root.object(steps[1]).get(steps[2]) == nil
-		switch {
-		case f.key == "$ref" && ref > "#" && isOutside:
-			fields[i].value = json.RawMessage("null")
-		case key == "properties" && isTrue(f.value):
-			fields[i].value = json.RawMessage("{}")
-		case key == "properties" && string(f.value) == "false":
-			fields[i].value = json.RawMessage(`{"not":{}}`)
+// leads reports whether a $ref leads to something in the schema that is checked, after at most
+// steps further ones: some clients follow a circle without an end.
+func (c *argumentCheck) leads(ref json.RawMessage, steps int) bool {
+	text, _ := unquote(ref)
+	keys := strings.Split(text, "/")
+	target := c.whole[c.path[0]]
+	for _, key := range keys[1:] {
+		list, _ := target.([]any)
+		fields, _ := target.(map[string]any)
+		target = fields[key]
+		for i, item := range list {
+			if strconv.Itoa(i) == key {
+				target = item
+			}
 		}
 	}
+	fields, _ := target.(map[string]any)
+	next, isRef := fields["$ref"].(string)
+	return keys[0] == "#" && (len(keys) == 1 || target != nil && !isRef ||
+		steps > 0 && c.leads(quote(next), steps-1))
+}
+
+// complete writes a JSON Schema otherwise, with the same meaning, because some clients refuse anything
+// else: the schema of a property is an object, and the schema of an array has items.
+func (c *argumentCheck) complete(value *json.RawMessage) {
+	fields := members(*value)
+	named := c.path[len(c.path)-2] == "properties"
 	switch {
-	case list != nil:
-		return marshal(list)
-	case fields == nil:
-		return value
+	case named && isTrue(*value):
+		*value = json.RawMessage("{}")
+	case named && string(*value) == "false":
+		*value = json.RawMessage(`{"not":{}}`)
 	case bytes.Contains(fields.get("type"), []byte(`"array"`)) && fields.get("items") == nil:
-		fields = fields.set("items", json.RawMessage("{}"))
+		*value = fields.set("items", json.RawMessage("{}")).encode()
 	}
-	return fields.encode()
+	c.changed = true
 }

@@ -61,7 +61,7 @@ var optionalMembers = map[string]map[string]string{
 		"size":                     `0 9007199254740993`,
 		"annotations":              `{}`,
 		"annotations/audience":     `[] ["user","assistant"]`,
-		"annotations/priority":     `0 0.5 1`,
+		"annotations/priority":     `0 0.5 1 1.0 0.125 1e-7 2.5E-3`,
 		"annotations/lastModified": `"2026-11-28T10:00:00Z" "2026-11-28T10:00:00.5+01:00"`,
 	},
 	"resourceTemplates": {
@@ -314,6 +314,8 @@ func TestUnusableDefinitionsAreLeftOut(t *testing.T) {
 		{"tools", `{"name":"x"}`, `"inputSchema" is required`},
 		{"tools", `{"name":"x","inputSchema":{"type":"array"}}`, `"inputSchema.type": want one of "object"`},
 		{"tools", `{"name":"x","inputSchema":{"properties":{}},"title":1}`, `"inputSchema.type" is required`},
+		{"tools", `{"name":"x","inputSchema":{"type":"object"},"execution":{"taskSupport":"required"}}`,
+			"needs tasks"},
 		{"tools", "null", "want object"},
 		{"prompts", `{"name":null}`, `"name": want string`},
 		{"resources", `{"name":"x"}`, `"uri" is required`},
@@ -340,6 +342,14 @@ func TestDefinitionsAreWrittenOtherwise(t *testing.T) {
 		{`"properties":{"a":{},"inputSchema":{"$ref":"#/properties/a"}}`,
 			`"properties":{"a":{},"inputSchema":{"$ref":"#/properties/a"}}`},
 		{`"properties":{"pattern":{},"title":{}}`, `"properties":{"pattern":{},"title":{}}`},
+		// What looks like a keyword may be a name, and what looks like a schema may be a value.
+		{`"properties":{"type":{"enum":["array"]}}`, `"properties":{"type":{"enum":["array"]}}`},
+		{`"properties":{"properties":{"readOnly":true}}`, `"properties":{"properties":{"readOnly":true}}`},
+		{`"default":{"type":"array","properties":{"a":true}}`,
+			`"default":{"type":"array","properties":{"a":true}}`},
+		{`"examples":[{"$ref":"x"}],"enum":[{"type":"array"}]`,
+			`"examples":[{"$ref":"x"}],"enum":[{"type":"array"}]`},
+		{`"dependentRequired":{"type":["array"]}`, `"dependentRequired":{"type":["array"]}`},
 	} {
 		const begin, end = `{"name":"x","inputSchema":{"type":"object"},` +
 			`"outputSchema":{"type":"object",`, `}}`
@@ -360,6 +370,9 @@ func TestDefinitionsAreWrittenOtherwise(t *testing.T) {
 		`{"inputSchema":{"type":"object"},"name":"x"}`,
 	)
 	check(t, "problem", problem, "")
+	const meta = `{"_meta":{"a":{"$ref":"x","type":"array"}},"inputSchema":{"type":"object"},"name":"x"}`
+	cleaned, problem = cleanDefinition("tools", json.RawMessage(meta))
+	check(t, "with _meta", mcptest.Canonical(cleaned)+problem, meta)
 	cleaned, _ = cleanDefinition("tools", json.RawMessage(`{"name":"x","inputSchema":{"type":"object",`+
 		`"properties":{"a":{"type":"array","items":5}}}}`))
 	checkContains(t, "items that were wrong", string(cleaned), `"items":{}`)
@@ -422,17 +435,28 @@ func TestOutputSchemasCompile(t *testing.T) {
 	}
 }
 
-// A $ref that leads nowhere is dropped: the SDK would refuse the whole list.
+// A $ref that leads nowhere, or in a circle, is dropped: the SDK would refuse the whole list. Others stay,
+// however many steps they have.
 func TestReferencesLeadSomewhere(t *testing.T) {
-	for _, ref := range []string{"#/$defs/Missing", "#/nowhere", "#a",
-		"https://example.com/s", "#/$defs/A/properties/b"} {
-		cleaned, problem := cleanDefinition(
-			"tools",
-			json.RawMessage(`{"name":"x","inputSchema":{"type":"object"},`+
-				`"outputSchema":{"type":"object","$defs":{"A":{}},`+
-				`"properties":{"a":{"items":{"$ref":"`+ref+`"}}}}}`),
-		)
-		checkOmits(t, ref, cleaned, ref)
-		checkContains(t, "problem of "+ref, problem, `"outputSchema.properties.a.items.$ref"`)
+	const tool = `{"name":"x","inputSchema":{"type":"object"},"outputSchema":{"type":"object",` +
+		`"$defs":{"A":{},"B":{"properties":{"b":{"anyOf":[{},{"items":{}}]}}}},` +
+		`"properties":{"a":{"items":{"$ref":"%s"}}}}}`
+	for _, ref := range []string{"#/$defs/Missing", "#/nowhere", "#a", "x/$defs/A", "",
+		"https://example.com/s", "#/$defs/A/properties/b", "#/$defs/B/properties/b/anyOf/2",
+		"#/properties/a/items"} {
+		cleaned, problem := cleanDefinition("tools", fmt.Appendf(nil, tool, ref))
+		checkOmits(t, ref, cleaned, "outputSchema")
+		checkContains(t, "problem of "+ref, problem,
+			`"outputSchema.properties.a.items.$ref": want string with the place of a definition`)
 	}
+	for _, ref := range []string{"#", "#/$defs/A", "#/$defs/B/properties/b",
+		"#/$defs/B/properties/b/anyOf/1/items"} {
+		_, problem := cleanDefinition("tools", fmt.Appendf(nil, tool, ref))
+		check(t, "problem of "+ref, problem, "")
+	}
+	const circles = `{"name":"x","inputSchema":{"type":"object","$defs":{"A":{"$ref":"#/$defs/B"},` +
+		`"B":{"$ref":"#/$defs/A","title":"b"},"C":{"items":{"$ref":"#/$defs/C"}}}}}`
+	cleaned, problem := cleanDefinition("tools", json.RawMessage(circles))
+	checkContains(t, "circles", problem, `"inputSchema.$defs.A.$ref"`, `"inputSchema.$defs.B.$ref"`)
+	checkContains(t, "what is left", cleaned, `"A":{},"B":{"title":"b"},"C":{"items":{"$ref":"#/$defs/C"}}`)
 }
