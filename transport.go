@@ -22,19 +22,18 @@ import (
 
 // serve answers a request to the MCP endpoint, or returns an error.
 func (s *Server) serve(x *reservation) error {
-	switch x.req.Method {
-	case http.MethodPost:
+	method := x.req.Method
+	switch {
+	case method == http.MethodPost:
 		return s.servePOST(x)
-	case http.MethodGet:
+	case isStateless(x.req.Header, nil): // the revision without sessions has only POST
+	case method == http.MethodGet:
 		return s.serveGET(x)
-	case http.MethodDelete:
+	case method == http.MethodDelete:
 		return s.serveDELETE(x)
 	}
-	return errMethod(x.w.Header(), httpMethods)
+	return errMethod(x.w.Header(), "POST, GET, DELETE")
 }
-
-// httpMethods are the methods of the MCP endpoint. GET is only for revisions with sessions.
-const httpMethods = "POST, GET, DELETE"
 
 // writeMCPError writes an error as a JSON-RPC error about the message in the body.
 func writeMCPError(x *reservation, e *fault) {
@@ -196,9 +195,6 @@ func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params
 
 // admitGET decides whether a GET is served, and for which principal.
 func (s *Server) admitGET(x *reservation) (from admission, err error) {
-	if isStateless(x.req.Header, nil) { // stateless revisions have no GET
-		return from, errMethod(x.w.Header(), httpMethods)
-	}
 	from, err = s.gate.Admit(x.req)
 	if err == nil && from.session.isSSE() {
 		err = errNoSession // an HTTP+SSE session has one stream

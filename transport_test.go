@@ -156,6 +156,7 @@ func TestRequestsAreChecked(t *testing.T) {
 		{"another site's form", "Sec-Fetch-Site: cross-site", "", 403, ""},
 		{"another site's picture", "GET \nSec-Fetch-Site: cross-site", "", 403, ""},
 		{"a GET of 2026-07-28", "GET \n" + modern, "", 405, ""},
+		{"a DELETE of 2026-07-28", "DELETE \n" + modern, "", 405, ""},
 		{"a notification of that revision", modern, `{"jsonrpc":"2.0","method":"notifications/x"}`, 202, ""},
 		{"a response of that revision", modern, `{"jsonrpc":"2.0","id":1,"result":{}}`, 400, ""},
 		{"HEAD", "HEAD ", "", 405, ""},
