@@ -736,12 +736,7 @@ func (w *Worker) handshake(ctx context.Context, stateful bool) error {
 			w.pool.refusesDiscover.Store(true)
 		}
 	}
-	err := w.initialize(ctx)
-	answered := err != nil && isRPC(err)
-	if answered && w.discover(ctx) { // it was only slow to start, or has changed
-		return nil
-	}
-	return err
+	return w.initialize(ctx)
 }
 
 // discover sends server/discover, and reports whether the module is stateless. If so, it asks for
@@ -764,20 +759,28 @@ func (w *Worker) discover(ctx context.Context) bool {
 }
 
 // initialize shakes hands as a client with sessions. It declares as many client capabilities as
-// it may, because servers hide tools from clients that lack one.
-func (w *Worker) initialize(ctx context.Context) error {
-	params := object{
-		{"protocolVersion", quote(protocols[0])},
-		{"clientInfo", usherInfo()},
-		{"capabilities", w.caps.encode()},
+// it may, because servers hide tools from clients that lack one. A server that refuses this may know
+// only an earlier revision, or none of the newer capabilities.
+func (w *Worker) initialize(ctx context.Context) (err error) {
+	for _, version := range protocols {
+		w.info, err = w.query(ctx, "initialize", object{
+			{"protocolVersion", quote(version)},
+			{"clientInfo", usherInfo()},
+			{"capabilities", w.caps.encode()},
+		})
+		if err == nil {
+			w.send(encodeRequest(nil, "notifications/initialized", nil))
+			return nil
+		}
+		if !isRPC(err) {
+			return err
+		}
+		w.update(func() { w.caps &= capRoots | capSampling })
 	}
-	result, err := w.query(ctx, "initialize", params)
-	if err != nil {
-		return err
+	if w.discover(ctx) { // it was only slow to start, or has changed
+		return nil
 	}
-	w.info = result
-	w.send(encodeRequest(nil, "notifications/initialized", nil))
-	return nil
+	return err
 }
 
 // ---- What the process offers
@@ -795,7 +798,7 @@ var listTable = map[string]struct{ method, id string }{
 // its prompts or resources with an error, readManifest adds a problem, and the module is hosted
 // with its tools.
 func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, errTimeout)
 	defer cancel()
 	m := &manifest{
 		Lists:     make(map[string][]json.RawMessage),
@@ -806,12 +809,12 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 	// usher's own runtimes list here the functions that they can't offer.
 	problems := members(w.capability("experimental")).object("usher/problems").get("problems")
 	_ = json.Unmarshal(problems, &m.Problems)
-	for _, key := range sortedKeys(listTable) {
+	for _, key := range slices.Backward(sortedKeys(listTable)) { // tools first
 		list, err := w.list(ctx, key)
 		switch {
 		case err == nil:
 		case asFault(err).Code == codeNoMethod: // a server may have resources and no templates
-		case !isRPC(err) || key == "tools" && list == nil: // a process that ended has no lists
+		case w.ctx.Err() != nil || key == "tools" && list == nil: // a process that ended has no lists
 			return nil, err
 		default:
 			m.Problems = append(m.Problems, err.Error())

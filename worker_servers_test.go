@@ -94,3 +94,59 @@ func TestSurrogatesOfModulesAreReplaced(t *testing.T) {
 		checkContains(t, what, strings.ReplaceAll(body, `\ufffd`, "\uFFFD"), "\uFFFD")
 	}
 }
+
+// A server that refuses initialize is asked again in earlier revisions, without newer capabilities.
+func TestHandshakeGoesBack(t *testing.T) {
+	t.Parallel()
+	need(t, "sh")
+	const refusal = `{"jsonrpc":"2.0","id":ID,"error":{"code":-32603,"message":"Unrecognized field"}}`
+	const params = `initialize","params":{"protocolVersion":"`
+	for name, refused := range map[string][]string{
+		"the newest revision":   {params + "2025-11-25"},
+		"all but the oldest":    {params + "2025-11-25", params + "2025-06-18", params + "2025-03-26"},
+		"a form of elicitation": {`initialize"'*'"elicitation":{"form":{},`},
+		"parts of sampling":     {`initialize"'*'"sampling":{"tools":{},`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			lines := map[string]string{"tools/list": resultLine("ID", oneTool)}
+			for _, request := range refused {
+				lines[request] = refusal
+			}
+			writeServer(t, dir+"/a.usher", lines)
+			checkContains(t, "usher modules", modulesOf(t, dir), "    a_x\n")
+		})
+	}
+}
+
+// A server that does not answer the request for one of its lists keeps what it has listed before.
+func TestSilentListIsGivenUp(t *testing.T) {
+	for silent, problem := range map[string]string{
+		"tools/list": "tools/list", "prompts/list": "prompts/list", "resources/list": "resources/list",
+	} {
+		runSynced(t, silent, func(t *testing.T) {
+			w := testWorker(kindExecutable, false, Caller{})
+			defer w.cancel()
+			w.info = objectOf(`{"capabilities":{"tools":{},"prompts":{},"resources":{}}}`)
+			w.makeReady()
+			lists := map[string]object{
+				"tools/list": append(objectOf(oneTool), member{"nextCursor", quote("2")}),
+			}
+			go func() {
+				for waitFor(w.ctx, w.queued) == nil {
+					for line := range strings.Lines(w.takeAll()) {
+						msg, _ := parseMessage([]byte(line))
+						if msg.Method != silent || silent == "tools/list" && msg.Params.get("cursor") == nil {
+							w.handle(&Message{ID: msg.ID, Result: lists[msg.Method]})
+						}
+						lists["tools/list"] = objectOf(oneTool)
+					}
+				}
+			}()
+			m, err := readManifest(t.Context(), w)
+			must(t, err)
+			check(t, "tools", len(m.Lists["tools"]), 1)
+			checkContains(t, "problems", strings.Join(m.Problems, "\n"), problem+": "+errTimeout.Error())
+		})
+	}
+}
