@@ -180,9 +180,9 @@ type connections struct {
 	maxUnadmitted int // the limit for connections without an admitted request
 	maxOpen       int // the limit for all
 
-	mu         sync.Mutex
-	open       map[net.Conn]bool      // all
-	unadmitted map[net.Conn]time.Time // those without an admitted request, and since when; see idleAge
+	mu sync.Mutex
+	// since when a connection has no admitted request, see idleAge; the zero time if it has one
+	open map[net.Conn]time.Time
 }
 
 // idleAge is added to the age of an idle connection, one between two requests. This makes idle
@@ -195,15 +195,14 @@ func limitConnections(web *http.Server, files int) {
 	c := &connections{
 		maxUnadmitted: max(200, min(maxConns, files/2)),
 		maxOpen:       max(200, files/4*3),
-		open:          make(map[net.Conn]bool),
-		unadmitted:    make(map[net.Conn]time.Time),
+		open:          make(map[net.Conn]time.Time),
 	}
 	web.ConnState = c.set
 	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
 		return context.WithValue(ctx, connsKey{}, func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			delete(c.unadmitted, conn) // until the connection's next change of state
+			c.open[conn] = time.Time{} // until the connection's next change of state
 		})
 	}
 }
@@ -228,30 +227,31 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 	defer c.mu.Unlock()
 	if state == http.StateClosed {
 		delete(c.open, conn)
-		delete(c.unadmitted, conn)
 		return
 	}
 	since := time.Now()
 	if state == http.StateIdle {
 		since = since.Add(-idleAge)
 	}
-	c.unadmitted[conn] = since
+	c.open[conn] = since
 	if state != http.StateNew {
 		return
 	}
-	c.open[conn] = true
-	if len(c.unadmitted) <= c.maxUnadmitted && len(c.open) <= c.maxOpen {
-		return
-	}
+	unadmitted := 0
 	victim := conn // if there is no other
-	for other, since := range c.unadmitted {
-		if victim == conn || since.Before(c.unadmitted[victim]) {
+	for other, since := range c.open {
+		if since.IsZero() {
+			continue
+		}
+		unadmitted++
+		if victim == conn || since.Before(c.open[victim]) {
 			victim = other
 		}
 	}
-	delete(c.unadmitted, victim)
-	delete(c.open, victim) // or else those that are being closed would count
-	victim.Close()
+	if unadmitted > c.maxUnadmitted || len(c.open) > c.maxOpen {
+		delete(c.open, victim) // or else those that are being closed would count
+		victim.Close()
+	}
 }
 
 // hashOf returns a hash of the parts, in 32 hexadecimal digits. It quotes the parts, so
