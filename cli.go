@@ -274,7 +274,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 		if err != nil {
 			return err
 		}
-		if list, ok := a.readReport(roots); ok && *scope == scopeAll() {
+		if list := a.readReport(roots); list != nil && *scope == scopeAll() {
 			a.print("modules", list, *asJSON)
 			return nil
 		}

@@ -182,20 +182,20 @@ func readDaemon(dataDir string) (d daemonRecord) {
 	return d
 }
 
-// readReport returns the modules below dirs from the report of a running daemon. It reports
-// false if no daemon serves each of dirs.
-func (a *app) readReport(dirs []string) (list []moduleReport, ok bool) {
+// readReport returns the modules below dirs from the report of a running daemon, or nil if no
+// daemon serves each of dirs.
+func (a *app) readReport(dirs []string) (list []moduleReport) {
 	served := realPaths(readDaemon(a.data).Roots...)
 	isElsewhere := func(dir string) bool { return !isBelow(dir, served) }
 	raw, err := readRegular(filepath.Join(a.data, reportName))
 	folders := realPaths(dirs...)
 	if slices.ContainsFunc(folders, isElsewhere) || err != nil || json.Unmarshal(raw, &list) != nil {
-		return nil, false
+		return nil
 	}
 	isOther := func(m moduleReport) bool {
 		return !isBelow(m.Path, dirs) && !isBelow(realPaths(m.Path)[0], folders)
 	}
-	return slices.DeleteFunc(list, isOther), true
+	return slices.DeleteFunc(list, isOther)
 }
 
 //go:embed help/page.html
