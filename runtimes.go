@@ -268,8 +268,8 @@ func (s *source) readEntry(entry object) error {
 		"shared":   &l.Shared,
 		"disabled": new(bool),
 		"enabled":  new(bool),
-		"type":     new(any), // "stdio", if there is a command
-		"url":      new(any), // of a remote server, which usher does not host
+		"type":     nil, // "stdio", if there is a command
+		"url":      nil, // of a remote server, which usher does not host
 	}
 	for _, f := range entry {
 		into, ok := known[f.key]

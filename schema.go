@@ -272,12 +272,12 @@ func parseDoc(doc string, kind Kind) docTags {
 // readTag returns the effect of the tag that begins a line, and what follows the tag; for text, ""
 // and the line. It notes slips in protectingTags of the line.
 func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
-	slip := func(advice, name string) string {
-		return fmt.Sprintf("%q: %s @%s", logText(strings.TrimSpace(line)), advice, name)
+	refuse := func(advice, name string) {
+		t.refused = fmt.Sprintf("%q: %s @%s", logText(strings.TrimSpace(line)), advice, name)
 	}
 	for _, parts := range innerTag.FindAllStringSubmatch(line, -1) {
 		if name, _ := lookupTag(parts[1], kind); slices.Contains(protectingTags, name) {
-			t.refused = slip("begin a line with", name)
+			refuse("begin a line with", name)
 		}
 	}
 	parts := tagLine.FindStringSubmatch(line)
@@ -294,7 +294,7 @@ func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 	}
 	for _, tag := range protectingTags {
 		if strings.HasPrefix(name, tag) || isSimilar(name, tag, 1) {
-			t.refused = slip("did you mean", tag)
+			refuse("did you mean", tag)
 			return "", line
 		}
 	}
