@@ -271,7 +271,7 @@ func (s *goSource) build(ctx context.Context, log *slog.Logger, dir, binary stri
 	// Errors of go list are ignored here, because go build reports them again.
 	list, _ := runGo(ctx, log, dir, append([]string{"list", "-e", "-deps", "-f", goParts}, files...))
 	paths := append(goConfigs(dir), filepath.Join(dir, s.base))
-	loaded := newParts(append(paths, strings.FieldsFunc(list, func(c rune) bool { return c == '\n' })...))
+	loaded := newParts(append(paths, strings.Split(list, "\n")...))
 	output, err := runGo(ctx, log, dir, append([]string{"build", "-buildvcs=false", "-o", binary}, files...))
 	switch {
 	case err == nil:
@@ -282,8 +282,12 @@ func (s *goSource) build(ctx context.Context, log *slog.Logger, dir, binary stri
 	inCopy := regexp.MustCompile(`[^\s:]*` + regexp.QuoteMeta(filepath.Join(filepath.Base(temp), s.base)))
 	output = inCopy.ReplaceAllLiteralString(output, s.base)
 	// All messages of the go command are about the module or its imports.
-	if messages := goErrors(output); messages != "" {
-		return loaded, cantBuildf(s.base, "%s", messages)
+	output = strings.TrimSpace(goNoise.ReplaceAllString(goMessages.Replace(output), ""))
+	if output != "" {
+		if strings.Contains(output, "undefined: ") {
+			output += "\n(a module is one file)"
+		}
+		return loaded, cantBuildf(s.base, "%s", output)
 	}
 	return loaded, cantBuildf(s.base, "%s: a Go module needs the go command "+
 		"(install Go from https://go.dev/dl): %v", s.base, err)
@@ -333,12 +337,8 @@ var goMessages = strings.NewReplacer(
 	"\n\t", " ",
 	"() must not be replaced.", "() must not be replaced: set HOME, or GOPATH and GOCACHE",
 	"see 'go help modules'", "run go mod init NAME and go get PACKAGE",
+	"other declaration of main", "remove func main",
 )
 
 // goNoise matches reports of progress, empty lines, and ./ before a file.
 var goNoise = regexp.MustCompile(`(?m)^((# |go: downloading ).*)?\n|^\./`)
-
-// goErrors returns the messages in the output of the go command, one per line; "" for none.
-func goErrors(text string) string {
-	return strings.TrimSpace(goNoise.ReplaceAllString(goMessages.Replace(text), ""))
-}

@@ -251,7 +251,9 @@ func TestGoModuleBuildErrors(t *testing.T) {
 		"toolchain": {"module example.com/tree\n\ngo 1.999\n", "",
 			"go: go.mod requires go >= 1.999 (running "},
 		"main": {goMod, "func main() {}\n",
-			"a.usher.go:5:6: main redeclared in this block"},
+			": remove func main\n"},
+		"sibling": {goMod, "var _ = other()\n",
+			"a.usher.go:5:9: undefined: other\n(a module is one file)\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -207,7 +207,7 @@ var (
 	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf})@([A-Za-z-]+)`)
 
 	// noText matches a line that is a rule, or addresses a tool.
-	noText     = regexp.MustCompile(`(?m)^\s*(shellcheck\s.*|\.\. \S+::.*|[-#=/]{3,})$`)
+	noText     = regexp.MustCompile(`(?m)^\s*(shellcheck\s.*|SPDX-.*|\.\. \S+::.*|[-#=/]{3,})$`)
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
@@ -372,15 +372,14 @@ func parseParam(tag string) (paramDoc, bool) {
 	return d, true
 }
 
-var sentenceEnd = regexp.MustCompile(`[.!?]( |$)`)
+// sentence matches the first sentence of a text (group 1) and its mark (3). It also ends at the end of
+// the paragraph, and before a line with a copyright.
+var sentence = regexp.MustCompile(`(?s)^(.*?)(([.!?])(\s|$)|\n\s*(\n|Copyright)|^Copyright|$)`)
 
 // firstSentence returns the first sentence of a text, on one line.
 func firstSentence(text string) string {
-	text = strings.Join(strings.Fields(noText.ReplaceAllString(text, "")), " ")
-	if end := sentenceEnd.FindStringIndex(text); end != nil {
-		text = text[:end[0]+1]
-	}
-	return clipText(text, 200)
+	parts := sentence.FindStringSubmatch(strings.TrimSpace(noText.ReplaceAllString(text, "")))
+	return clipText(strings.Join(strings.Fields(parts[1]+parts[3]), " "), 200)
 }
 
 // ---- The check of arguments
@@ -659,18 +658,17 @@ func (c *argumentCheck) alternatives(s *schema, value *json.RawMessage) *argumen
 // object checks the members of an object, missing ones last.
 func (c *argumentCheck) object(s *schema, value *json.RawMessage) *argumentError {
 	list := members(*value)
-	// Senders of webhooks add fields to their deliveries at any time.
-	isDelivery := c.depth == 1 && list.get(webhookParam) != nil
+	additional := s.Additional
+	if c.depth == 1 && list.get(webhookParam) != nil {
+		additional = additionalSchema{} // senders of webhooks add fields to their deliveries at any time
+	}
 	for i, f := range list {
 		property, declared := s.Properties[f.key]
-		additional := !declared && !isDelivery
-		if additional {
-			property = s.Additional.schema
-		}
 		if !declared {
 			c.left -= len(s.Properties)
+			property = additional.schema
 		}
-		if additional && s.Additional.forbidden || s.isMisspelt(f.key) {
+		if !declared && additional.forbidden || s.isMisspelt(f.key) {
 			return &argumentError{keys: []string{f.key}, text: func() string {
 				return " is unknown: want " + strings.Join(sortedKeys(s.Properties), ", ")
 			}}

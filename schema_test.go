@@ -188,6 +188,27 @@ func TestTagsLeaveTheDescription(t *testing.T) {
 	}
 }
 
+// The first sentence ends at a mark, at the end of the paragraph, or before a copyright.
+func TestFirstSentence(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"Reads\nfiles. Writes.":                      "Reads files.",
+		"Reads v1.2 files!":                          "Reads v1.2 files!",
+		"Title\n=====\n\nReads files.":               "Title",
+		"Tools for X\n \nReads files.":               "Tools for X",
+		"\n\nReads":                                  "Reads",
+		"Copyright 2026 A. B.\nUnder terms.":         "",
+		"SPDX-License-Identifier: MIT\n\nReads.":     "Reads.",
+		"SPDX-License-Identifier: MIT\nCopyright A.": "",
+		"Reads files\nCopyright 2026 A. B.":          "Reads files",
+		"Checks Copyright lines.":                    "Checks Copyright lines.",
+		"shellcheck shell=bash\n=====\nReads a. B.":  "Reads a.",
+		"": "",
+	} {
+		check(t, text, firstSentence(text), want)
+	}
+}
+
 // A method with @internal is no tool, and a webhook only with @webhook.
 func TestInternalMethods(t *testing.T) {
 	t.Parallel()

@@ -39,10 +39,10 @@ var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
 	// shellComment matches a comment (group 1), the blank lines below it (2), the name of a function (3),
-	// and the function's first lines up to $1 (4). All but the comment are optional.
+	// and the function's first lines up to $1, $@, $* or $# (4). All but the comment are optional.
 	shellComment = regexp.MustCompile(`^((?:#.*\n?)+)(\s*\n)?` +
 		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{)` +
-		`((?:[^'\n]|\n[^\n#})]|'[^'\n]*')*?\$\{?1)?)?`)
+		`((?:[^'\n]|\n[^\n#})]|'[^'\n]*')*?\$(?:\{?[1@*]|#))?)?`)
 	// shellMargin matches what precedes the text in each line of a comment.
 	shellMargin = regexp.MustCompile(`(?m)^#+ ?`)
 )
@@ -116,8 +116,8 @@ func (s *shellScript) manifest(functions []string) *manifest {
 	}
 	for _, f := range s.docs {
 		if !slices.Contains(functions, s.functions[f.key]) {
-			problem := "%s: %s can't call a function of this name, or has two: rename it"
-			m.Problems = append(m.Problems, fmt.Sprintf(problem, f.key, filepath.Base(s.shell)))
+			m.Problems = append(m.Problems, f.key+": "+filepath.Base(s.shell)+
+				" can't call a function of this name, or has two: rename it")
 			continue
 		}
 		m.Lists["tools"] = append(m.Lists["tools"], object{

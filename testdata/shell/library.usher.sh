@@ -69,6 +69,12 @@ undescribed() {
 	local name=$1
 }
 
+# Counts its arguments, and the items of a list.
+counts() { echo "$#" "${#list[@]}"; }
+
+# Counts the items of a list.
+length() { echo "${#list[@]}"; }
+
 # Prints the first column.
 column() { awk '{ print $1 }'; }
 
