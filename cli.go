@@ -810,26 +810,26 @@ var outputText string
 // print prints v as JSON if asJSON is set, else with a template of help/output.tmpl.
 func (a *app) print(name string, v any, asJSON bool) {
 	if !asJSON {
-		writeText(&a.output, name, v)
+		a.output.WriteString(formatText(name, v))
 		return
 	}
 	_ = json.Indent(&a.output, marshal(v), "", "  ") // never fails for valid JSON
 	a.output.WriteString("\n")
 }
 
-// writeText writes v with a template of help/output.tmpl.
-func writeText(w io.Writer, name string, v any) {
+// formatText formats v with a template of help/output.tmpl.
+func formatText(name string, v any) string {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
 		"clip":  func(text string) string { return clipText(sanitize(text), 66) },
 		"left":  formatLeft,
 		"note":  func(text string) string { return sanitizeLines(text, "\n      ") },
 	})
-	var text bytes.Buffer // so that records of the log don't come in between
+	var text strings.Builder
 	table := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
 	_ = template.Must(output.Parse(outputText)).ExecuteTemplate(table, name, v)
 	table.Flush()
-	_, _ = text.WriteTo(w)
+	return text.String()
 }
 
 // isTerminal reports whether a writer is a terminal.

@@ -203,15 +203,13 @@ func (f *serveFlags) exposure() string {
 // whoSendsWebhooks returns a sentence on what senders of webhooks need. If unsigned webhooks are
 // off, it names the flag or the address that is the reason: the owner may have added it for MCP only.
 func (f *serveFlags) whoSendsWebhooks() string {
-	var text strings.Builder
-	writeText(&text, "webhooks", map[string]any{
+	return formatText("webhooks", map[string]any{
 		"Secret":     f.webhooks.secret,
 		"Signatures": f.webhooks.acceptSignatures,
 		"Open":       f.webhooks.open,
 		"Local":      f.webhooks.local,
 		"Why":        cmp.Or(f.exposure(), "-require-claim"),
 	})
-	return text.String()
 }
 
 // needsApproval reports whether only approved modules run. By default, -require-claim decides:
@@ -565,13 +563,13 @@ func (d *daemon) followModules(ctx context.Context) {
 		}
 		d.bannered.Store(true)
 		if isFirst {
-			writeText(d.out, "banner", map[string]any{
+			fmt.Fprint(d.out, formatText("banner", map[string]any{
 				"Modules":  modules,
 				"Root":     d.registry.Roots[0],
 				"Base":     d.app.base,
 				"Record":   d.record,
 				"Webhooks": d.flags.whoSendsWebhooks(),
-			})
+			}))
 		}
 		_ = waitFor(ctx, changed)
 	}
