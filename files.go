@@ -77,7 +77,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	mathrand "math/rand/v2"
 	"os"
@@ -347,16 +346,6 @@ func openRegular(path string) (*os.File, error) {
 	}
 	file.Close()
 	return nil, cmp.Or(err, errors.New("not a regular file"))
-}
-
-// readRegular reads a regular file, without waiting.
-func readRegular(path string) ([]byte, error) {
-	f, err := openRegular(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(f)
 }
 
 // pauseFor waits for d and returns true, or returns false as soon as ctx ends.

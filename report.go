@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -174,7 +175,7 @@ type daemonRecord struct {
 // zero value if none runs. While a daemon starts, the record may be of an earlier one, or
 // missing.
 func readDaemon(dataDir string) (d daemonRecord) {
-	raw, err := readRegular(filepath.Join(dataDir, recordName))
+	raw, err := os.ReadFile(filepath.Join(dataDir, recordName))
 	// Without the lock, the daemon has ended.
 	if err != nil || json.Unmarshal(raw, &d) != nil || !isLocked(filepath.Join(dataDir, lockName)) {
 		return daemonRecord{}
@@ -187,7 +188,7 @@ func readDaemon(dataDir string) (d daemonRecord) {
 func (a *app) readReport(dirs []string) (list []moduleReport) {
 	served := realPaths(readDaemon(a.data).Roots...)
 	isElsewhere := func(dir string) bool { return !isBelow(dir, served) }
-	raw, err := readRegular(filepath.Join(a.data, reportName))
+	raw, err := os.ReadFile(filepath.Join(a.data, reportName))
 	folders := realPaths(dirs...)
 	if slices.ContainsFunc(folders, isElsewhere) || err != nil || json.Unmarshal(raw, &list) != nil {
 		return nil

@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -42,7 +43,7 @@ const sessionKeySize = 32
 // it makes a new one, which ends all sessions.
 func readSessionKey(dataDir string) ([]byte, error) {
 	path := filepath.Join(dataDir, "session.key")
-	key, err := readRegular(path)
+	key, err := os.ReadFile(path)
 	if err == nil && len(key) == sessionKeySize {
 		return key, nil
 	}
