@@ -433,17 +433,16 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer d.handlers.RUnlock()
-	defer func() { // net/http skips the rest of the body, and writes the rest of the answer
-		control := http.NewResponseController(w)
-		if r.Body != http.NoBody {
-			_ = control.SetReadDeadline(time.Now().Add(restTimeout))
-		}
-		_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
-	}()
 	w.Header().Set(requestIDHeader, rand.Text())
 	w.Header().Set("X-Content-Type-Options", "nosniff") // texts of modules and senders are not HTML
 	x := d.server.memory.serve(w, r)
-	defer x.end()
+	defer func() { // net/http skips the rest of the body, and writes the rest of the answer
+		if r.Body != http.NoBody {
+			_ = x.control.SetReadDeadline(time.Now().Add(restTimeout))
+		}
+		_ = x.control.SetWriteDeadline(time.Now().Add(writeTimeout))
+		x.end()
+	}()
 	x.refuse = writeMCPError
 	if likeHookPath.MatchString(r.URL.Path) {
 		x.refuse = writeWebhookError
