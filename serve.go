@@ -132,11 +132,11 @@ func (f *serveFlags) addOrigin(text string) error {
 }
 
 // setPublicURL sets -public-url. usher prints the URL in commands and appends paths and
-// ?claim= to it, so it must contain no quotes and no query.
+// ?claim= to it, so it must contain no quotes, no query and no password.
 func (f *serveFlags) setPublicURL(text string) error {
 	u, err := url.Parse(text)
 	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
-	if !isHTTP || u.User != nil || strings.ContainsAny(text, "?#'\" ") {
+	if !isHTTP || strings.ContainsAny(text, "?#@'\" ") {
 		return errors.New("want a URL such as https://usher.example.com/")
 	}
 	f.publicURL = strings.TrimSuffix(text, "/") + "/"

@@ -441,10 +441,11 @@ func readParts(reader *multipart.Reader, texts url.Values, files jsonLists) bool
 		content, err := io.ReadAll(part)
 		name := strings.TrimSuffix(part.FormName(), "[]")
 		file := part.FileName()
-		kind := part.Header.Get("Content-Type")
-		coding := part.Header.Get("Content-Transfer-Encoding")
+		get := part.Header.Get
+		kind := get("Content-Type")
+		coding := get("Content-Transfer-Encoding")
 		switch {
-		case err != nil, name == "", !utf8.ValidString(name + file + kind),
+		case err != nil, name == "", !utf8.ValidString(name + "/" + file + "/" + kind),
 			!strings.Contains("7bit 8bit binary", strings.ToLower(coding)):
 			return false
 		case file == "":

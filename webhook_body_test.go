@@ -333,6 +333,8 @@ func TestWebhookPartIsDecodedExactlyOrRefused(t *testing.T) {
 		{`; name="a"; name="b"`, "lost", ""},
 		{`; name="a"; filename="b"c"`, "lost", ""},
 		{"; name=\"\xe9\"; filename=b", "", ""},
+		{"; name=\"\xc3\"; filename=\"\xa9\"", "", ""}, // two halves of a character
+		{"; name=a; filename=\"\xc3\"\r\nContent-Type: \xa9", "", ""},
 		{`; name="a"; filename=b` + "\r\nContent-Type: \xe9", "", ""},
 	} {
 		t.Run(row.header+row.content, func(t *testing.T) {
