@@ -305,15 +305,17 @@ export default class Box {
   put(privateNote: string) { return privateNote }
 }
 `)
+	write(t, dir+"/c.usher.ts",
+		"/** A shape. */\nexport type Shape = { a: string }\nexport const c = () => 1\n")
 	out := modulesOf(t, dir)
 	const unknown = " may be any value, because usher does not know the type "
-	checkContains(t, "usher modules", out,
+	checkContains(t, "usher modules", out, "c_c\n",
 		"a_add(n?: number, name?: any)\n", "a_extend(more: string, id?: any)\n",
 		"note: add: it"+unknown+"Pick\n", "note: extend: it"+unknown+"Base\n",
 		"note: whole: item"+unknown+"Base\n", "a_area(base: any)\n", "note: area: base"+unknown+"Base\n",
 		"a_time(x: any)\n", "note: time: x"+unknown+"ReturnType\n",
 		"b_put(privateNote: string)\n", "note: later is not offered: write it as a method\n")
-	checkOmits(t, "usher modules", out, "inner", "own", "_hidden", "size")
+	checkOmits(t, "usher modules", out, "inner", "own", "_hidden", "size", "A shape")
 	p := startFile(t, dir+"/a.usher.ts")
 	check(t, "a call", p.Call("add", `{"name":"x"}`), shownText(`["x",3]`))
 	p.End()

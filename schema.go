@@ -206,8 +206,8 @@ var (
 	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?[\s\pZ]*(?:- )?(.*?)[\s\pZ]*$`)
 	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf})@([A-Za-z-]+)`)
 
-	// noText matches a line that is a rule, or addresses a tool.
-	noText     = regexp.MustCompile(`(?m)^\s*(shellcheck\s.*|SPDX-.*|\.\. \S+::.*|[-#=/]{3,})$`)
+	// noText matches a line that is a rule or the name of a file, or addresses a tool.
+	noText     = regexp.MustCompile(`(?m)^\s*(shellcheck\s.*|SPDX-.*|\w+\.py|\.\. \S+::.*|[-#=/]{3,})$`)
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
@@ -372,9 +372,9 @@ func parseParam(tag string) (paramDoc, bool) {
 	return d, true
 }
 
-// sentence matches the first sentence of a text (group 1) and its mark (3). It also ends at the end of
-// the paragraph, and before a line with a copyright.
-var sentence = regexp.MustCompile(`(?s)^(.*?)(([.!?])(\s|$)|\n\s*(\n|Copyright)|^Copyright|$)`)
+// sentence matches the first sentence of a text (group 1), and how it ends (3): with a mark, or with the
+// paragraph, unless there is a colon. It also ends before a line with a copyright.
+var sentence = regexp.MustCompile(`(?s)^(.*?)(([.!?](\s|$)|[^:\s]\s*\n\s*\n)|(\n\s*|^)Copyright|$)`)
 
 // firstSentence returns the first sentence of a text, on one line.
 func firstSentence(text string) string {

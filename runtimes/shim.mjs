@@ -664,7 +664,7 @@ class Source {
   }
 
   // firstComment returns the comment at the beginning of the file that is no licence, unless it
-  // documents a function that is no method.
+  // documents a type, or a function that is no method.
   firstComment() {
     let end = /^(#!.*)?\s*([\x22\x27]use strict[\x22\x27];?)?/.exec(text)[0].length
     for (const [all, comment] of text.slice(end).matchAll(COMMENTS)) {
@@ -672,7 +672,7 @@ class Source {
       const parts = comment.startsWith('/*') ? [comment] : comment.split(/\n\s*/)
       const doc = parts.filter(part => !DIRECTIVE.test(part)).map(clean).join('\n').trim()
       if (doc === '' || LICENCE.test(doc)) continue
-      const isOfFunction = /^\n(export |default |async )*function\b/.test(text.slice(end))
+      const isOfFunction = /^\n([a-z]+ )*(function|type|interface)\b/.test(text.slice(end))
       return isOfFunction || OF_FUNCTION.test(doc) ? '' : doc
     }
     return ''
