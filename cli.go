@@ -821,7 +821,6 @@ func (a *app) print(name string, v any, asJSON bool) {
 func formatText(name string, v any) string {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
-		"clip":  func(text string) string { return clipText(sanitize(text), 66) },
 		"left":  formatLeft,
 		"note":  func(text string) string { return sanitizeLines(text, "\n      ") },
 	})
