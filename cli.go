@@ -65,8 +65,8 @@ var commands = map[string]command{
 //go:embed help
 var helpTexts embed.FS
 
-// helpText returns the text of a file in the folder help, "" if there is none. The texts are
-// files, so that they can be read and changed as people will see them.
+// helpText returns the text of a file in the folder help, "" if there is none. The texts and
+// templates are files, so that they can be read and changed as people will see them.
 func helpText(name string) string {
 	text, _ := helpTexts.ReadFile("help/" + name)
 	return string(text)
@@ -804,9 +804,6 @@ func (a *app) warnf(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
 }
 
-//go:embed help/output.tmpl
-var outputText string
-
 // print prints v as JSON if asJSON is set, else with a template of help/output.tmpl.
 func (a *app) print(name string, v any, asJSON bool) {
 	if !asJSON {
@@ -826,7 +823,7 @@ func formatText(name string, v any) string {
 	})
 	var text strings.Builder
 	table := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
-	_ = template.Must(output.Parse(outputText)).ExecuteTemplate(table, name, v)
+	_ = template.Must(output.Parse(helpText("output.tmpl"))).ExecuteTemplate(table, name, v)
 	table.Flush()
 	return text.String()
 }

@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/rand"
-	_ "embed"
 	"encoding/json"
 	"fmt"
 	"html/template"
@@ -199,9 +198,6 @@ func (a *app) readReport(dirs []string) (list []moduleReport) {
 	return slices.DeleteFunc(list, isOther)
 }
 
-//go:embed help/page.html
-var pageText string
-
 // pageContent is the content of the page for people.
 type pageContent struct {
 	Refused    string         // why no modules are shown, or ""
@@ -257,7 +253,7 @@ func (d *daemon) servePage(x *reservation) error {
 func (d *daemon) writePage(x *reservation, status int, p pageContent) error {
 	p.Nonce = rand.Text()
 	var page bytes.Buffer
-	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // never fails
+	_ = template.Must(template.New("page").Parse(helpText("page.html"))).Execute(&page, p) // never fails
 	if p.Refused == "" && x.grow(page.Len()) != nil {
 		return errNoRoom
 	}
