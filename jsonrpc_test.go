@@ -178,3 +178,20 @@ func TestReplaceSurrogates(t *testing.T) {
 		check(t, tt[0], string(got), tt[1])
 	}
 }
+
+// An error is read as far as possible. Its code is a number, however it is written.
+func TestErrorsOfPeersAreRead(t *testing.T) {
+	for sent, want := range map[string]string{
+		`{"code":-32601,"message":"m","data":[1]}`:   `{"code":-32601,"message":"m","data":[1]}`,
+		`{"code":-32601.0,"message":"m","data":[1]}`: `{"code":-32601,"message":"m","data":[1]}`,
+		`{"message":"m","code":-3.2e4}`:              `{"code":-32000,"message":"m"}`,
+		`{"code":1.5,"message":"m"}`:                 `{"code":-32603,"message":"m"}`,
+		`{"code":"1","message":"m"}`:                 `{"code":-32603,"message":"m"}`,
+		`{"message":["m"]}`:                          `{"code":-32603,"message":"unspecified error"}`,
+		`"boom"`:                                     `{"code":-32603,"message":"unspecified error"}`,
+	} {
+		msg, err := parseMessage([]byte(`{"jsonrpc":"2.0","id":1,"error":` + sent + `}`))
+		must(t, err)
+		check(t, "the error "+sent, string(marshal(msg.Err)), want)
+	}
+}
