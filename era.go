@@ -396,7 +396,7 @@ func parseIdentity(h http.Header, method string, identity object) (c clientProfi
 	if isText {
 		unsupported = checkVersion(text)
 	}
-	if identity.get(metaLogLevel) != nil {
+	if !isNull(identity.get(metaLogLevel)) {
 		badLevel = checkLogLevel(c.level)
 	}
 	err = errors.Join(

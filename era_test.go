@@ -54,6 +54,8 @@ var modernRequests = []struct {
 	{"initialize", "", "", "initialize", `"protocolVersion":"2025-11-25"`, codeNoMethod, ""},
 	{"an unknown log level", "", modernMeta + `,"io.modelcontextprotocol/logLevel":"loud"`, "tools/list", "",
 		codeInvalidParams, "unknown log level"},
+	{"a log level of null", "", modernMeta + `,"io.modelcontextprotocol/logLevel":null`, "tools/list", "",
+		0, ""},
 	{"no Mcp-Name", "Mcp-Name:", "", "tools/call", `"name":"a_x"`, codeHeaderMismatch, `Mcp-Name is \"\"`},
 	{"Mcp-Name in base64", "Mcp-Name: =?base64?YV94?=", "", "tools/call", `"name":"a_x"`, 0, ""},
 	{"an unknown resource, beside another one's reference", // that one's module must not get the request
