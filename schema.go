@@ -737,13 +737,11 @@ func matches(s *schema, value json.RawMessage) bool {
 		}
 	}
 	if s.Pattern != nil {
-		text, _ := unquote(value)
-		_, err := syntax.Parse(strings.ReplaceAll(text, "(?!", "(?:"), syntax.Perl)
+		_, err := syntax.Parse(strings.ReplaceAll(plainText(value), "(?!", "(?:"), syntax.Perl)
 		return err == nil && s.Pattern.Match(value)
 	}
 	if s.Format == "date-time" {
-		text, _ := unquote(value)
-		_, err := time.Parse(time.RFC3339, text)
+		_, err := time.Parse(time.RFC3339, plainText(value))
 		return err == nil
 	}
 	return true
@@ -944,8 +942,7 @@ func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, probl
 // leads reports whether a $ref leads to something in the schema that is checked, after at most
 // steps further ones: some clients follow a circle without an end.
 func (c *argumentCheck) leads(ref json.RawMessage, steps int) bool {
-	text, _ := unquote(ref)
-	keys := strings.Split(text, "/")
+	keys := strings.Split(plainText(ref), "/")
 	target := c.whole[c.path[0]]
 	for _, key := range keys[1:] {
 		list, _ := target.([]any)
@@ -959,8 +956,7 @@ func (c *argumentCheck) leads(ref json.RawMessage, steps int) bool {
 	}
 	fields, _ := target.(map[string]any)
 	next, isRef := fields["$ref"].(string)
-	return keys[0] == "#" && (len(keys) == 1 || target != nil && !isRef ||
-		steps > 0 && c.leads(quote(next), steps-1))
+	return keys[0] == "#" && (target != nil && !isRef || steps > 0 && c.leads(quote(next), steps-1))
 }
 
 // complete writes a JSON Schema otherwise, with the same meaning, because some clients refuse anything

@@ -135,12 +135,12 @@ var errCancelled = errors.New("cancelled by the client")
 
 // handleNotification handles a client's message that is not a request.
 func (s *Session) handleNotification(msg *Message) {
-	switch {
-	case msg.Method == "" || msg.ID != nil:
+	switch msg.Method {
+	case "":
 		if answer, ok := s.asked.LoadAndDelete(idKey(msg.ID)); ok {
 			answer.(chan *Message) <- msg
 		}
-	case msg.Method == "notifications/cancelled": // usher needs no other
+	case "notifications/cancelled": // usher needs no other
 		if cancel, ok := s.calls.Load(idKey(msg.Params.get("requestId"))); ok {
 			cancel.(context.CancelCauseFunc)(errCancelled)
 		}
