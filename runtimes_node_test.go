@@ -182,9 +182,13 @@ func TestNodeLoadErrorIsOneLine(t *testing.T) {
 		{".mjs", "\nimport 'nopackage'\n", ":2: Error: Cannot find package 'nopackage' imported from " +
 			dir + "/m1.usher.mjs (npm install it)"},
 		{".mjs", "import '@/lib/a'\n", ":1: Error: Cannot find package '@/lib' imported from " +
-			dir + "/m2.usher.mjs (an alias? Write a relative path)"},
+			dir + "/m2.usher.mjs (use a relative path)"},
 		{".mjs", "exports.a = 1\n",
 			":1: ReferenceError: exports is not defined in ES module scope (write export)"},
+		{".mjs", "export const a = __dirname\n",
+			":1: ReferenceError: __dirname is not defined in ES module scope\n"},
+		{".mjs", "import 'src/a.js'\n", ":1: Error: Cannot find package 'src' imported from " +
+			dir + "/m5.usher.mjs (use a relative path)"},
 		{".js", "const a = require('./fine')\n",
 			":1: Error: Cannot find module './fine' (Node needs the whole path, such as ./lib.ts)"},
 		{".mjs", "import { b } from './fine.mjs'\n",
@@ -294,6 +298,8 @@ export const extend = ({ id, more }: More) => [id, more]
 export const whole = (item: Partial<More> & { n: number }) => item
 export const area = (base: Base) => base
 export const time = (x: ReturnType<typeof add>) => x
+const plain = { a: 1 }
+export const same = (x: typeof plain) => x
 `)
 	write(t, dir+"/b.usher.ts", `
 export default class Box {
@@ -314,6 +320,7 @@ export default class Box {
 		"note: add: it"+unknown+"Pick\n", "note: extend: it"+unknown+"Base\n",
 		"note: whole: item"+unknown+"Base\n", "a_area(base: any)\n", "note: area: base"+unknown+"Base\n",
 		"a_time(x: any)\n", "note: time: x"+unknown+"ReturnType\n",
+		"a_same(x: any)\n", "note: same: x"+unknown+"typeof\n",
 		"b_put(privateNote: string)\n", "note: later is not offered: write it as a method\n")
 	checkOmits(t, "usher modules", out, "inner", "own", "_hidden", "size", "A shape")
 	p := startFile(t, dir+"/a.usher.ts")

@@ -39,10 +39,10 @@ var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
 	// shellComment matches a comment (group 1), the blank lines below it (2), the name of a function (3),
-	// and the function's first lines up to $1, $@, $* or $# (4). All but the comment are optional.
+	// and the function's first lines up to a use of its arguments (4). All but the comment are optional.
 	shellComment = regexp.MustCompile(`^((?:#.*\n?)+)(\s*\n)?` +
 		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{)` +
-		`((?:[^'\n]|\n[^\n#})]|'[^'\n]*')*?\$(?:\{?[1@*]|#))?)?`)
+		`((?:[^'\n]|\n[^\n#})]|'[^'\n]*')*?\$(?:\{?[1-9@*]|#))?)?`)
 	// shellMargin matches what precedes the text in each line of a comment.
 	shellMargin = regexp.MustCompile(`(?m)^#+ ?`)
 )

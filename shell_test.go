@@ -204,7 +204,8 @@ func TestShellLibrary(t *testing.T) {
 		"    library_apart(word: string)\n        Is apart.\n", "    library_bare\n",
 		"note: a_b: bash can't call a function of this name, or has two: rename it\n",
 		"note: undescribed: @param $1: want {type} name text\n",
-		"note: counts: @param $1: want {type} name text\n")
+		"note: counts: @param $1: want {type} name text\n",
+		"note: second: @param $1: want {type} name text\n")
 	checkOmits(t, "usher modules", out, "library_a_b", "library_without_comment", "gone", "note: column",
 		"note: length")
 	for _, tt := range []struct{ method, arguments, want string }{

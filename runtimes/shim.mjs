@@ -407,9 +407,9 @@ const remedies = [
   ],
   [/not provide an export named/, 'a type needs: import type'],
   [/^Cannot find module|^Directory import/, 'Node needs the whole path, such as ./lib.ts'],
-  [/^Cannot find package '@?\w/, 'npm install it'],
-  [/^Cannot find package '(@\/|[~$])/, 'an alias? Write a relative path'],
-  [/in ES module scope/, 'write export'],
+  [/^Cannot find package '(?!src')@?\w/, 'npm install it'],
+  [/^Cannot find package '(@\/|[~$]|src')/, 'use a relative path'],
+  [/^(module|exports) is not/, 'write export'],
   [/^Invalid or unexpected token/, 'Node reads no decorators'],
   [/regexp literal$|token '<'$/, 'Node reads no JSX'],
 ]
@@ -608,8 +608,7 @@ class Source {
   // whose declaration at another. Both are -1 if they were not found.
   place(own, at, start) {
     const arrow = /^(?:async\s+)?(?=[\p{ID_Continue}$]+\s*=>)/u.exec(own)
-    let params = at + (arrow ? arrow[0].length : own.indexOf('(') + 1)
-    if (at < 0) params = undefined
+    let params = at < 0 ? undefined : at + (arrow ? arrow[0].length : own.indexOf('(') + 1)
     if (start < 0) return { at, params, doc: '', start: Number.MAX_VALUE }
 
     const hidden = /\b(private|protected)\s/.test(text.slice(start, Math.max(at, 0)))
@@ -989,7 +988,8 @@ class Source {
     // usher takes a null for a parameter that is left out.
     if (/^(undefined|void|null)$/.test(text)) return { [MISSING]: true }
     if (text === 'readonly') return this.postfix()
-    if (text === 'typeof' && !this.is('')) return this.constant(this.take())
+    const list = text === 'typeof' && this.constant(this.take())
+    if (list) return list
     while (this.eat('.')) if (!this.is('<')) text = this.take()
     let args = []
     if (this.eat('<')) {
@@ -1016,11 +1016,12 @@ class Source {
     return {}
   }
 
-  // constant returns the type of a list of texts that the file declares as const.
+  // constant returns the type of a list of texts that the file declares as const, undefined for
+  // anything else.
   constant(name) {
     const list = new RegExp(`\\bconst ${name} = \\[([^\\]]*?),?\\s*\\] as const`).exec(text)?.[1]
-    const choices = (list ?? 'typeof').replace(/(?<=[\x22\x27]\s*),/g, '|')
-    return { type: 'array', items: this.elsewhere(choices, 0, () => this.type()) }
+    const choices = list?.replace(/(?<=[\x22\x27]\s*),/g, '|')
+    return list && { type: 'array', items: this.elsewhere(choices, 0, () => this.type()) }
   }
 
   // declared returns the schema of a type that the file declares. Inside of itself, the type

@@ -22,7 +22,7 @@ usher_list() {
 	done
 }
 
-# usher_found prints what usher_list found, unless the script has ended.
+# usher_found prints what usher_list found, unless the script ended.
 usher_found() {
 	case $usher_found in *usher_list*) command echo "$usher_found" && return ;; esac
 	command echo 'it ends itself: move its commands below if [ "${BASH_SOURCE[0]}" = "$0" ]' >&2

@@ -72,6 +72,9 @@ undescribed() {
 # Counts its arguments, and the items of a list.
 counts() { echo "$#" "${#list[@]}"; }
 
+# Prints the second argument.
+second() { echo "${2:-}"; }
+
 # Counts the items of a list.
 length() { echo "${#list[@]}"; }
 
