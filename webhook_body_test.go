@@ -178,6 +178,7 @@ func TestWebhookBodyBecomesParameters(t *testing.T) {
 		{"Form", `s=%zz`, "well-formed"},
 		{"Any", `=x&a`, `{"":"x","a":""}`},
 		{"Any", `_webhook=x&%5Fwebhook=y&a=1`, `{"a":"1"}`},
+		{"Any", `_webhook[]=x&_WEBHOOK%5B%5D=y&a=1`, `{"a":"1"}`},
 		{"Any", `payload=%7B%22n%22%3A9007199254740993%2C%22_webhook%22%3A1%7D`,
 			`{"n":9007199254740993}`},
 		{"Any", `payload=%5B1%5D`, `{"payload":"[1]"}`},
