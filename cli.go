@@ -105,9 +105,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 // expired ones could not be removed.
 func (a *app) status(ctx context.Context, name string, err error) int {
 	_, failed := a.output.WriteTo(a.stdout)
-	if err == nil && failed != nil {
-		err = fmt.Errorf("writing the output: %w", failed)
-	}
+	err = cmp.Or(err, failed)
 	if err == nil {
 		return 0
 	}
@@ -553,7 +551,6 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 			a.printClaim(c, *asJSON)
 			if _, err = a.output.WriteTo(a.stdout); err != nil { // the code was never shown
 				_, _ = a.claims.Revoke(ctx, c.Code)
-				err = fmt.Errorf("writing the output: %w", err)
 			}
 			return err
 		case args[0] == "list" && len(args) == 1:

@@ -396,8 +396,8 @@ func noEnv(string) (string, bool) { return "", false }
 // Output that can't be written is a failure.
 func TestFailedOutputIsAFailure(t *testing.T) {
 	t.Parallel()
-	_, full := io.Pipe()
-	full.CloseWithError(syscall.ENOSPC)
+	reader, full := io.Pipe()
+	reader.CloseWithError(syscall.ENOSPC)
 	base := t.TempDir()
 	for _, command := range []string{
 		"version", "help", "help claim", "claim -json -scope . -base " + base,
@@ -408,7 +408,7 @@ func TestFailedOutputIsAFailure(t *testing.T) {
 		code := run(t.Context(), strings.Fields(command), strings.NewReader(""), full,
 			&errs, noEnv)
 		check(t, command+": status", code, 1)
-		checkContains(t, command, errs.String(), "writing the output: ")
+		checkContains(t, command, errs.String(), syscall.ENOSPC.Error())
 	}
 	wantUsher(t, 0, "No active claims", "claim", "list", "-base", base) // nobody knows their codes
 }
