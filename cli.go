@@ -653,7 +653,7 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 				"(or go, js, mjs, ts, sh)", path)
 		}
 		if err := writeFile(path, starter, os.O_EXCL, 0o644); err != nil {
-			return fmt.Errorf("writing a new file: %w", err)
+			return err
 		}
 		a.print("new", []string{path, name}, false)
 		return nil

@@ -132,7 +132,7 @@ func (t *writeToken) do(ctx context.Context, write func(held string) error) erro
 	for range tokenTries {
 		held, err := t.acquire(ctx)
 		if err != nil {
-			return fmt.Errorf("waiting to write to %q: %w", t.dataDir, err)
+			return err
 		}
 		t.step("taken")
 		if err := t.use(held, write); !errors.Is(err, errStartOver) {
@@ -186,7 +186,7 @@ func (t *writeToken) use(held string, write func(held string) error) error {
 		time.Sleep(mathrand.N(8 * time.Millisecond))
 	}()
 	if err := t.sweep(); err != nil {
-		return fmt.Errorf("removing leftovers in %q: %w", t.dataDir, err)
+		return err
 	}
 	t.step("swept")
 	return write(held)

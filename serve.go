@@ -273,7 +273,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	a.claims.log = d.log
 	key, err := readSessionKey(a.data)
 	if err != nil {
-		return fmt.Errorf("writing the key of sessions: %w", err)
+		return err
 	}
 	err = a.withRegistry(roots, *config, func(r *Registry) error {
 		d.registry = r
@@ -328,7 +328,7 @@ func (d *daemon) announce(roots []string) error {
 	var err error
 	d.listener, err = net.Listen("tcp", d.flags.addr)
 	if err != nil {
-		return fmt.Errorf("listening on %s: %w; choose another -addr", d.flags.addr, err)
+		return fmt.Errorf("%w; choose another -addr", err)
 	}
 	addr := *d.listener.Addr().(*net.TCPAddr)
 	if addr.IP.IsUnspecified() {
