@@ -265,7 +265,7 @@ func (a *app) withModules(
 // view of everything, so with a scope or a code, the command builds that view itself, with the
 // code that serves clients.
 func setupModules(a *app, fs *flag.FlagSet) runFunc {
-	asJSON := fs.Bool("json", false, "")
+	fs.BoolVar(&a.asJSON, "json", false, "")
 	scope := declareScope(fs)
 	return func(ctx context.Context, dirs []string) error {
 		roots, err := absoluteDirs(dirs)
@@ -273,11 +273,11 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			return err
 		}
 		if list := a.readReport(roots); list != nil && *scope == scopeAll() {
-			a.print("modules", list, *asJSON)
+			a.print("modules", list)
 			return nil
 		}
 		return a.withModules(ctx, dirs, registryConfig{}, func(r *Registry) error {
-			a.print("modules", a.report(r, *scope, readDaemon(a.data).URL), *asJSON)
+			a.print("modules", a.report(r, *scope, readDaemon(a.data).URL))
 			return nil
 		})
 	}
@@ -465,7 +465,7 @@ func (a *app) callRemote(ctx context.Context, name string, arguments func(*schem
 		}
 	}
 	if name == "" {
-		a.print("tools", list, false)
+		a.print("tools", list)
 		return nil
 	}
 	return a.printResult(a.ask(ctx, "tools/call", progressCall(name, arguments(s)), s.Properties))
@@ -531,7 +531,7 @@ func (a *app) ask(
 func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 	scope := fs.String("scope", ".", "")
 	label := fs.String("label", "", "")
-	asJSON := fs.Bool("json", false, "")
+	fs.BoolVar(&a.asJSON, "json", false, "")
 	ttl := 24 * time.Hour
 	fs.Func("ttl", "", func(text string) (err error) {
 		ttl, err = parseTTL(text)
@@ -548,7 +548,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 			if err != nil {
 				return err
 			}
-			a.printClaim(c, *asJSON)
+			a.printClaim(c)
 			if _, err = a.output.WriteTo(a.stdout); err != nil { // the code was never shown
 				_, _ = a.claims.Revoke(ctx, c.Code)
 			}
@@ -557,7 +557,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 			// The list may be complete even after an error: see ClaimStore.List.
 			list, err := a.claims.List(ctx)
 			if list != nil {
-				a.print("claims", list, *asJSON)
+				a.print("claims", list)
 			}
 			return err
 		case args[0] == "revoke" && len(args) > 1:
@@ -570,13 +570,13 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 // printClaim prints a new claim. It warns if the code gives access to more, or to less, than the
 // user probably expects: without -require-claim, a client that drops the code sees more than one
 // that presents it.
-func (a *app) printClaim(c Claim, asJSON bool) {
+func (a *app) printClaim(c Claim) {
 	// With the URL of a running daemon, the printed commands work as they are.
 	daemon := readDaemon(a.data)
 	a.print("claim", struct {
 		Claim
 		URL string // "" if no daemon is running
-	}{c, daemon.URL}, asJSON)
+	}{c, daemon.URL})
 	// Only warnings: the claim is valid, and the daemon or the module may come later.
 	if daemon.URL != "" && !daemon.RequireClaim {
 		a.warnf("claim: clients without a valid code see everything: restart serve with -require-claim")
@@ -601,7 +601,7 @@ func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
 			failed = errors.Join(failed, fmt.Errorf("code %d of %d: %w", i+1, len(args), err))
 			continue
 		}
-		a.print("revoked", c, false)
+		a.print("revoked", c)
 	}
 	return failed
 }
@@ -630,7 +630,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		if err != nil {
 			return err
 		}
-		a.print("approved", changed, false)
+		a.print("approved", changed)
 		return nil
 	}
 }
@@ -655,7 +655,7 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		if err := writeFile(path, starter, os.O_EXCL, 0o644); err != nil {
 			return err
 		}
-		a.print("new", []string{path, name}, false)
+		a.print("new", []string{path, name})
 		return nil
 	}
 }
@@ -670,6 +670,7 @@ type app struct {
 	output    bytes.Buffer // of the command, written to stdout at its end
 	lookupEnv func(string) (string, bool)
 	base      string // the base folder; "" if commands find it without -base
+	asJSON    bool   // the output is JSON
 	url       string // of the daemon that usher call connects to; "" for none
 	data      string // the data folder; see prepareData
 	claims    *ClaimStore
@@ -801,9 +802,9 @@ func (a *app) warnf(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
 }
 
-// print prints v as JSON if asJSON is set, else with a template of help/output.tmpl.
-func (a *app) print(name string, v any, asJSON bool) {
-	if !asJSON {
+// print prints v as JSON if the command has the flag -json, else with a template of help/output.tmpl.
+func (a *app) print(name string, v any) {
+	if !a.asJSON {
 		a.output.WriteString(formatText(name, v))
 		return
 	}
