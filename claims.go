@@ -274,7 +274,7 @@ func readClaims(path string) (f *claimsFile, err error) {
 	if err != nil || info == nil {
 		return &claimsFile{}, err
 	}
-	file, err := openRegular(path)
+	file, err := os.Open(path)
 	if err == nil {
 		// Before the content: if that is changed in between, the next stat differs from this one.
 		info, err = file.Stat()

@@ -1,6 +1,5 @@
-// Files: atomic writes, reads of regular files only, and the token that lets one process at
-// a time rewrite the files of a data folder. Nothing here depends on what the files
-// contain; claims.json is the example below.
+// Files: atomic writes, and the token that lets one process at a time rewrite the files of a
+// data folder. Nothing here depends on what the files contain; claims.json is the example below.
 //
 // # Why no two writers both succeed, and why no record is lost
 //
@@ -83,7 +82,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -331,21 +329,6 @@ func writeFile(path string, data []byte, flag int, mode fs.FileMode) error {
 	}
 	closeErr := f.Close()
 	return cmp.Or(err, closeErr)
-}
-
-// openRegular opens a regular file for reading. It returns an error for any other file, such
-// as a pipe, without waiting.
-func openRegular(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	info, err := file.Stat()
-	if err == nil && info.Mode().IsRegular() {
-		return file, nil
-	}
-	file.Close()
-	return nil, cmp.Or(err, errors.New("not a regular file"))
 }
 
 // pauseFor waits for d and returns true, or returns false as soon as ctx ends.

@@ -21,6 +21,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // runtimeFiles are the shims and starters of the languages.
@@ -577,18 +578,19 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 // readSource reads a module's file, unless it is no longer where it was found, and returns
 // its text with a hash. The text of an executable is nil. readSource checks the path of the
 // opened file itself, so that replacing a folder by a link gains nothing; on systems that
-// can't report it, it resolves the path again after opening.
+// can't report it, it resolves the path again after opening. To open a pipe does not block.
 func readSource(source string, kind Kind) (text []byte, hash string, err error) {
-	f, err := openRegular(source)
+	f, err := os.OpenFile(source, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, "", err
 	}
 	defer f.Close()
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err != nil {
-		path, err = filepath.EvalSymlinks(source)
+		path, _ = filepath.EvalSymlinks(source) // "" after an error
 	}
-	if err != nil || path != source {
+	info, err := f.Stat()
+	if err != nil || path != source || !info.Mode().IsRegular() {
 		return nil, "", errMoved
 	}
 	sum := sha256.New()
