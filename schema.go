@@ -502,7 +502,7 @@ type argumentCheck struct {
 	repairs bool           // optional members that do not fit are dropped
 	path    []string       // of the object that is checked, without the indexes of items
 	whole   map[string]any // the definition that is checked, decoded
-	lost    string         // what was dropped, and why
+	lost    string         // what was dropped, and why, clipped
 	rounds  bool           // integers that JavaScript would round are refused
 }
 
@@ -532,15 +532,16 @@ func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError 
 	case s == nil:
 		return nil
 	case !matches(s, *value),
-		s.Format == "usher/ref" && !c.leads(*value, 9),
+		s.Format == "usher/ref" && !c.leads(plainText(*value), 9),
 		c.repairs && c.depth > maxSchemaDepth: // each level copies what is below it, so this would take long
 		return c.misfit(s, *value)
 	}
 	if digits, ok := integerOf(*value); ok && s.Type != nil {
 		f, _ := strconv.ParseFloat(digits, 64)
 		if c.rounds && strconv.FormatFloat(f, 'f', -1, 64) != digits {
-			rounded := " is rounded by JavaScript: declare a string"
-			return &argumentError{text: func() string { return rounded }}
+			return &argumentError{text: func() string {
+				return " is rounded by JavaScript: declare a string"
+			}}
 		}
 		if slices.Contains(s.Type, "integer") {
 			c.changed = c.changed || digits != string(*value)
@@ -583,7 +584,7 @@ func (c *argumentCheck) drop(wrong *argumentError) {
 	for _, key := range slices.Backward(c.path) {
 		wrong.at(key)
 	}
-	c.lost += "; without " + wrong.Error()
+	c.lost = clipText(c.lost+"; without "+wrong.Error(), maxLoggedLine)
 	c.changed = true
 }
 
@@ -928,7 +929,7 @@ func fits(root, s *schema, value json.RawMessage) bool {
 // definition is of no use then.
 func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, problem string) {
 	if members(item).object("execution").text("taskSupport") == "required" {
-		return nil, " is left out: it needs tasks"
+		return nil, " needs tasks: left out"
 	}
 	c := argumentCheck{root: mcpSchema, left: 99*len(item) + 1<<16, repairs: true}
 	_ = json.Unmarshal(item, &c.whole) // without what can't be decoded
@@ -941,22 +942,20 @@ func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, probl
 
 // leads reports whether a $ref leads to something in the schema that is checked, after at most
 // steps further ones: some clients follow a circle without an end.
-func (c *argumentCheck) leads(ref json.RawMessage, steps int) bool {
-	keys := strings.Split(plainText(ref), "/")
+func (c *argumentCheck) leads(ref string, steps int) bool {
+	keys := strings.Split(ref, "/")
 	target := c.whole[c.path[0]]
 	for _, key := range keys[1:] {
 		list, _ := target.([]any)
 		fields, _ := target.(map[string]any)
 		target = fields[key]
-		for i, item := range list {
-			if strconv.Itoa(i) == key {
-				target = item
-			}
+		if i, err := strconv.Atoi(key); err == nil && i >= 0 && i < len(list) {
+			target = list[i]
 		}
 	}
 	fields, _ := target.(map[string]any)
 	next, isRef := fields["$ref"].(string)
-	return keys[0] == "#" && (target != nil && !isRef || steps > 0 && c.leads(quote(next), steps-1))
+	return keys[0] == "#" && (target != nil && !isRef || steps > 0 && c.leads(next, steps-1))
 }
 
 // complete writes a JSON Schema otherwise, with the same meaning, because some clients refuse anything

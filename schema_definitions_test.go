@@ -190,6 +190,10 @@ func TestDeepDefinitionsEnd(t *testing.T) {
 	depth := strings.Count(string(got), `"properties"`)
 	check(t, "the levels that are left are few", depth > 1 && depth < maxSchemaDepth, true)
 	checkContains(t, "the note", lost, "properties.a.type")
+	// Only the first of many losses are named, as each of them copies the text.
+	many := strings.Repeat(`,"title":null`, deep)
+	_, problem := cleanDefinition("prompts", json.RawMessage(`{"name":"x"`+many+`}`))
+	check(t, "the note is long", len(problem) > 2*maxLoggedLine, false)
 }
 
 // A pattern is read, but not compiled, which can take a thousand times its size.
