@@ -112,7 +112,7 @@ func (a *app) status(ctx context.Context, name string, err error) int {
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
 	}
-	a.warnf("%s: %s", name, sanitize(err.Error()))
+	a.warnf("%s: %v", name, err)
 	if _, ok := errors.AsType[usageError](err); !ok {
 		return 1
 	}
@@ -419,7 +419,7 @@ func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) 
 func (a *app) notify(_ string, params object) {
 	text := cmp.Or(
 		params.text("message"), plainText(params.get("data")), plainText(params.get("progress")))
-	a.warnf("%s", sanitize(text))
+	a.warnf("%s", text)
 }
 
 // printResult prints the result of a call, and returns its error. The text is sanitized for a
@@ -582,7 +582,7 @@ func (a *app) printClaim(c Claim) {
 		a.warnf("claim: clients without a valid code see everything: restart serve with -require-claim")
 	}
 	if len(scanFolders([]string{c.ScopeDir}, nil).sources) == 0 {
-		a.warnf("claim: no modules below %s yet", sanitize(c.ScopeDir))
+		a.warnf("claim: no modules below %s yet", c.ScopeDir)
 	}
 }
 
@@ -797,9 +797,9 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 	return do(r)
 }
 
-// warnf prints a line to stderr.
+// warnf prints a line to stderr, which may contain foreign text.
 func (a *app) warnf(format string, args ...any) {
-	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
+	fmt.Fprintf(a.stderr, "usher: %s\n", sanitize(fmt.Sprintf(format, args...)))
 }
 
 // print prints v as JSON if the command has the flag -json, else with a template of help/output.tmpl.
