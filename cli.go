@@ -778,14 +778,17 @@ func absoluteDirs(dirs []string) (roots []string, err error) {
 }
 
 // withRegistry calls do with a registry of the modules under dirs; see absoluteDirs. The
-// registry is closed when do returns. c has the rest of its configuration.
+// registry is closed when do returns. c has the rest of its configuration. If a module under dirs
+// has started this process, withRegistry returns an error: see nestedVar.
 func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
 	roots, err := absoluteDirs(dirs)
-	if err == nil {
-		err = checkNesting(a.getenv(nestedVar), realPaths(roots...))
-	}
 	if err != nil {
 		return err
+	}
+	for source := range strings.SplitSeq(a.getenv(nestedVar), "\n") {
+		if isBelow(source, realPaths(roots...)) {
+			return fmt.Errorf("module %s started this usher: host another folder", filepath.Base(source))
+		}
 	}
 	c.Roots = roots
 	if c.Served == nil {

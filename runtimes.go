@@ -197,17 +197,6 @@ func isSecretVariable(name string) bool {
 // variable can be the key of a @signature.
 var keyVariable = regexp.MustCompile("(?i)_(WEBHOOK|SIGNING)_SECRET$")
 
-// checkNesting returns an error if a module below roots started this process. inside is the
-// value of nestedVar.
-func checkNesting(inside string, roots []string) error {
-	for source := range strings.SplitSeq(inside, "\n") {
-		if isBelow(source, roots) {
-			return fmt.Errorf("module %s started this usher: host another folder", filepath.Base(source))
-		}
-	}
-	return nil
-}
-
 // realPaths returns paths with symlinks resolved. One that can't be resolved at the moment stays.
 func realPaths(paths ...string) (list []string) {
 	for _, path := range paths {

@@ -191,8 +191,6 @@ func TestSecretsStayHere(t *testing.T) {
 	checkContains(t, "environment", environ, "\nA_KEY=1\n", "\nB=2\n"+nestedVar+
 		"=\n/m\n/s p:\nPWD=/d")
 	checkOmits(t, "environment", strings.ToUpper(environ), "_SECRET=", claimVar+"=")
-	check(t, "nesting is noticed",
-		checkNesting("\n/m\n/s p:/x", []string{"/s p:"}) != nil, true)
 }
 
 // No file of another folder is read while a folder is exchanged for a link to it.

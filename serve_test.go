@@ -91,7 +91,7 @@ func TestServeRefuses(t *testing.T) {
 		{"an unknown log form", "-log xml", nil, 2, "text or json"},
 		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, " is empty"},
 		{"its own folder from within", dir,
-			map[string]string{nestedVar: dir + "/me.usher"}, 1, "started this usher"},
+			map[string]string{nestedVar: "\n/m\n" + dir + "/me.usher"}, 1, "started this usher"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			args := append([]string{"serve", "-addr", "127.0.0.1:0"}, strings.Fields(tt.args)...)
