@@ -299,6 +299,7 @@ export const whole = (item: Partial<More> & { n: number }) => item
 export const area = (base: Base) => base
 export const time = (x: ReturnType<typeof add>) => x
 const plain = { a: 1 }
+export function bound(this: Window, a: string) { return a }
 export const same = (x: typeof plain) => x
 `)
 	write(t, dir+"/b.usher.ts", `
@@ -313,16 +314,17 @@ export default class Box {
 `)
 	write(t, dir+"/c.usher.ts",
 		"/** A shape. */\nexport type Shape = { a: string }\nexport const c = () => 1\n")
+	write(t, dir+"/d.usher.ts", "// Draws.\nimport type { A } from './a.ts'\nexport const d = () => 1\n")
 	out := modulesOf(t, dir)
 	const unknown = " may be any value, because usher does not know the type "
-	checkContains(t, "usher modules", out, "c_c\n",
+	checkContains(t, "usher modules", out, "c_c\n", "  Draws.\n    d_d\n",
 		"a_add(n?: number, name?: any)\n", "a_extend(more: string, id?: any)\n",
 		"note: add: it"+unknown+"Pick\n", "note: extend: it"+unknown+"Base\n",
 		"note: whole: item"+unknown+"Base\n", "a_area(base: any)\n", "note: area: base"+unknown+"Base\n",
 		"a_time(x: any)\n", "note: time: x"+unknown+"ReturnType\n",
 		"a_same(x: any)\n", "note: same: x"+unknown+"typeof\n",
 		"b_put(privateNote: string)\n", "note: later is not offered: write it as a method\n")
-	checkOmits(t, "usher modules", out, "inner", "own", "_hidden", "size", "A shape")
+	checkOmits(t, "usher modules", out, "Window", "inner", "own", "_hidden", "size", "A shape")
 	p := startFile(t, dir+"/a.usher.ts")
 	check(t, "a call", p.Call("add", `{"name":"x"}`), shownText(`["x",3]`))
 	p.End()

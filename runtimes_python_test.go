@@ -243,9 +243,27 @@ func TestPythonLoadErrorIsOneLine(t *testing.T) {
 func TestPythonNotesWhatIsMissing(t *testing.T) {
 	long(t)
 	pythonTestVersion(t)
+	// JSON has a form for these results.
+	results := `import abc, dataclasses, datetime, enum, pathlib, sqlite3, typing as t, uuid
+@dataclasses.dataclass
+class D: pass
+class E(enum.Enum): A = 1
+class B(abc.ABC): pass
+class N(t.NamedTuple): a: int
+class T(t.TypedDict): a: int
+`
+	var names []string
+	for i, result := range strings.Fields("D E B N T t.Optional[int] pathlib.Path datetime.date uuid.UUID " +
+		"sqlite3.Row int bytes dict list[int] set object t.Any None t.Iterator[int] t.Literal[1]") {
+		names = append(names, fmt.Sprintf("f%02d", i))
+		results += fmt.Sprintf("def %s() -> %s: pass\n", names[i], result)
+	}
 	files := map[string]struct{ text, methods, note string }{
 		"invalid_annotation": {"from __future__ import annotations\ndef f(a: Gone): pass\n", "f",
 			"f: a may be anything, because its annotation is invalid: name 'Gone' is not defined"},
+		"results": {results, strings.Join(names, " "), ""},
+		"unwritten_result": {"import argparse\ndef f() -> argparse.Namespace: pass\n", "f",
+			"f: JSON may have no form for its result Namespace"},
 		"invalid_result": {"def f(a: int) -> 'Gone': pass\n", "f", ""},
 		"unknown_class": {"class Shape: pass\ndef f(a: int, b: 'dict[str, Shape]'): pass\n", "f",
 			"f: b may be anything, because usher does not know the type Shape"},

@@ -524,7 +524,7 @@ const MISSING = Symbol('marks the schema of a type that includes undefined')
 const PLAIN_TYPE = /^(string|number|integer|boolean)$/
 // OF_FUNCTION matches a comment of a function, even if blank lines follow.
 const OF_FUNCTION = /^(?![^]*@(callback|typedef))[^]*@(param|arg|return)/i
-const DIRECTIVE = /^\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference)/
+const DIRECTIVE = /^\s*\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference).+/gm
 const LICENCE = /^(@licen[sc]e|copyright|spdx|this file is part of)/i
 // COMMENTS matches a comment: a block, or lines.
 const COMMENTS = /\s*(\/\*[^]*?\*\/|(?:\/\/.*(\n[^\S\n]*(?=\/\/))?)+)/gy
@@ -653,7 +653,7 @@ class Source {
       const before = above.slice(above.lastIndexOf('\n', at - 1) + 1, at)
       const isApart = /\n\s*\n/.test(gap) && !(isBlock && OF_FUNCTION.test(comment))
       if (isApart || (gap.includes('\n') && before.trim() !== '')) break
-      if (DIRECTIVE.test(comment)) continue
+      if (comment.search(DIRECTIVE) === 0) continue
       if (!comment.startsWith(isBlock ? '/**' : '//')) break
       if (isBlock && lines.length > 0) break
       lines.unshift(clean(comment))
@@ -668,11 +668,10 @@ class Source {
     let end = /^(#!.*)?\s*([\x22\x27]use strict[\x22\x27];?)?/.exec(text)[0].length
     for (const [all, comment] of text.slice(end).matchAll(COMMENTS)) {
       end += all.length
-      const parts = comment.startsWith('/*') ? [comment] : comment.split(/\n\s*/)
-      const doc = parts.filter(part => !DIRECTIVE.test(part)).map(clean).join('\n').trim()
+      const doc = clean(comment.replace(DIRECTIVE, '')).trim()
       if (doc === '' || LICENCE.test(doc)) continue
-      const isOfFunction = /^\n([a-z]+ )*(function|type|interface)\b/.test(text.slice(end))
-      return isOfFunction || OF_FUNCTION.test(doc) ? '' : doc
+      const below = /^\n(?!import)([a-z]+ )*(function|type|interface)\b/
+      return below.test(text.slice(end)) || OF_FUNCTION.test(doc) ? '' : doc
     }
     return ''
   }
@@ -844,7 +843,9 @@ class Source {
     this.unknown = ''
     const schema = read()
     const why = `because usher does not know the type ${flat(this.unknown)}`
-    if (this.unknown) problems.add(`${this.name}: ${key} may be any value, ${why}`)
+    if (this.unknown && key !== 'this') {
+      problems.add(`${this.name}: ${key} may be any value, ${why}`)
+    }
     this.unknown = outer
     return schema
   }
@@ -1142,10 +1143,11 @@ function merged(parts) {
 
 // clean returns the text of a comment without its marks.
 function clean(text) {
-  if (text.startsWith('//')) return text.replace(/^\/\/+ ?/, '')
-  const inner = text.replace(/^\/\*[*!]*/, '').replace(/\*+\/$/, '')
-  const lines = inner.replace(/^[^\S\n]*\* ?|[^\S\n]+$/gm, '')
-  return lines.replace(/\{@(?:link\w*\s+([^{}]*)|[^{}]*)\}/g, '$1').trim()
+  return text
+    .trim()
+    .replace(/^\/\*[*!]*|\*+\/$/g, '')
+    .replace(/^[^\S\n]*(\*|\/\/+) ?|[^\S\n]+$/gm, '')
+    .replace(/\{@(?:link\w*\s+([^{}]*)|[^{}]*)\}/g, '$1')
 }
 
 function flat(text) {

@@ -56,31 +56,40 @@ WEBHOOK = "_webhook"
 # ---- Writing JSON
 
 
+def writer_of(cls):
+    """Returns a function that converts the values of a class for JSON, one level deep.
+
+    The json module can't encode them. None if JSON has no form for them.
+    """
+    if hasattr(cls, "model_dump"):  # pydantic
+        return cls.model_dump
+    if dataclasses.is_dataclass(cls):
+        return lambda v: {f.name: getattr(v, f.name) for f in dataclasses.fields(v)}
+    if issubclass(cls, enum.Enum):
+        return enum_value
+    if issubclass(cls, (datetime.date, datetime.time)):
+        return cls.isoformat
+    if issubclass(cls, datetime.timedelta):
+        return cls.total_seconds
+    if issubclass(cls, (pathlib.PurePath, uuid.UUID, decimal.Decimal)):
+        return str
+    if issubclass(cls, (bytes, bytearray)):
+        return lambda v: base64.b64encode(v).decode()
+    # arrays and numbers of numpy
+    if hasattr(cls, "tolist"):
+        return cls.tolist
+    # such as sqlite3.Row
+    if hasattr(cls, "keys") and hasattr(cls, "__getitem__"):
+        return lambda v: {key: v[key] for key in v.keys()}
+    return list if issubclass(cls, abc.Collection) else None
+
+
 def to_json_value(value):
     """Converts a value that the json module can't encode, one level deep."""
-    if hasattr(value, "model_dump") and not isinstance(value, type):  # pydantic
-        return value.model_dump()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return enum_value(value)
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, datetime.timedelta):
-        return value.total_seconds()
-    if isinstance(value, (pathlib.PurePath, uuid.UUID, decimal.Decimal)):
-        return str(value)
-    if isinstance(value, (bytes, bytearray)):
-        return base64.b64encode(value).decode()
-    # arrays and numbers of numpy
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    # such as sqlite3.Row
-    if hasattr(value, "keys") and hasattr(value, "__getitem__"):
-        return {key: value[key] for key in value.keys()}
-    if isinstance(value, abc.Collection):
-        return list(value)
-    raise TypeError(f"a value of type {type(value).__name__}")
+    write = writer_of(type(value))
+    if not write:
+        raise TypeError(f"a value of type {type(value).__name__}")
+    return write(value)
 
 
 def enum_value(member):
@@ -663,6 +672,10 @@ class Method:
                 field = Field(p.name, type_, default, docs.get(p.name))
                 self.fields.append(field)
 
+        result = hints.get("return")
+        # A class with a metaclass may be abstract.
+        if type(result) is type and result not in (*TYPES, object) and not writer_of(result):
+            problems.append(f"{name}: JSON may have no form for its result {result.__name__}")
         schema = object_schema(self.fields)
         if self.rest:
             schema["additionalProperties"] = self.rest_type.full_schema() or True
