@@ -767,11 +767,10 @@ func absoluteDirs(dirs []string) (roots []string, err error) {
 		dirs = []string{"."}
 	}
 	for _, dir := range dirs {
-		_, err := resolveDir(dir)
-		root, absErr := filepath.Abs(dir)
-		if err := cmp.Or(err, absErr); err != nil {
+		if _, err := resolveDir(dir); err != nil {
 			return nil, usageErrorf("DIR %q: %v", dir, err)
 		}
+		root, _ := filepath.Abs(dir) // as in resolveDir
 		roots = append(roots, root)
 	}
 	return roots, nil

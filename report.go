@@ -125,7 +125,8 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 		tool := newToolReport(t.Name, t.Method)
 		receiver, claimants := whole.Hook(hook.HookPath)
 		if receiver == hook {
-			tool.Webhook = cmp.Or(daemonURL, defaultURL) + webhookPrefix[1:] + hook.HookPath
+			root := cmp.Or(daemonURL, "http://127.0.0.1:3000/") // by default
+			tool.Webhook = root + webhookPrefix[1:] + hook.HookPath
 			tool.Signed = t.Method.Signature != ""
 		}
 		rule, err := parseSignature(t.Method.Signature, a.getenv)
@@ -151,9 +152,6 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 	}
 }
 
-// defaultURL is the URL of a daemon with the default flags.
-const defaultURL = "http://127.0.0.1:3000/"
-
 // In the data folder, lockName is the file that its daemon has locked as long as it runs,
 // recordName the daemon's record, and reportName its report of the modules.
 const (
@@ -174,9 +172,9 @@ type daemonRecord struct {
 // zero value if none runs. While a daemon starts, the record may be of an earlier one, or
 // missing.
 func readDaemon(dataDir string) (d daemonRecord) {
-	raw, err := os.ReadFile(filepath.Join(dataDir, recordName))
+	raw, _ := os.ReadFile(filepath.Join(dataDir, recordName))
 	// Without the lock, the daemon has ended.
-	if err != nil || json.Unmarshal(raw, &d) != nil || !isLocked(filepath.Join(dataDir, lockName)) {
+	if json.Unmarshal(raw, &d) != nil || !isLocked(filepath.Join(dataDir, lockName)) {
 		return daemonRecord{}
 	}
 	return d
@@ -187,9 +185,9 @@ func readDaemon(dataDir string) (d daemonRecord) {
 func (a *app) readReport(dirs []string) (list []moduleReport) {
 	served := realPaths(readDaemon(a.data).Roots...)
 	isElsewhere := func(dir string) bool { return !isBelow(dir, served) }
-	raw, err := os.ReadFile(filepath.Join(a.data, reportName))
+	raw, _ := os.ReadFile(filepath.Join(a.data, reportName))
 	folders := realPaths(dirs...)
-	if slices.ContainsFunc(folders, isElsewhere) || err != nil || json.Unmarshal(raw, &list) != nil {
+	if slices.ContainsFunc(folders, isElsewhere) || json.Unmarshal(raw, &list) != nil {
 		return nil
 	}
 	isOther := func(m moduleReport) bool {

@@ -474,15 +474,13 @@ func (d *daemon) route(x *reservation) error {
 	case r.Method == http.MethodGet && accepts(r.Header, "text/html"):
 		return d.servePage(x) // at any path, as people mistype addresses
 	case path != "" && path != "/mcp":
-		writeMCPError(x, errNothing) // not logged: clients that look for a login send several
+		// This is not logged: clients that look for a login send several requests.
+		writeMCPError(x, httpErrorf(http.StatusNotFound,
+			"not found: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent))
 		return nil
 	}
 	return d.server.serve(x)
 }
-
-// errNothing answers requests for unknown paths.
-var errNothing = httpErrorf(http.StatusNotFound,
-	"not found: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent)
 
 // openLog opens the log of a daemon without -log. On a terminal it consists of lines for
 // people, elsewhere of records, which systemd and containers collect from stderr.
