@@ -34,12 +34,6 @@ import (
 //go:embed runtimes/gomain.go.txt
 var goMainText string
 
-// goDataText is the format of the rest of the generated main: what it knows of the module's file. See
-// generateMain for its arguments.
-//
-//go:embed runtimes/gomain.fmt
-var goDataText string
-
 // goSource is the content of a module's file that its syntax alone reveals.
 type goSource struct {
 	base      string            // the file's name
@@ -168,11 +162,20 @@ func goMethodName(fn string) string {
 	return string(runes)
 }
 
-// generateMain returns the main of a module. It names the functions and does not call them:
-// at run time the main finds their parameters and results by reflection.
+// generateMain returns the main of a module: goMainText, and what it needs to know of the module's
+// file. It names the functions and does not call them: at run time the main finds their parameters
+// and results by reflection.
 func (s *goSource) generateMain() string {
 	name, _, _ := strings.Cut(s.base, ".usher")
-	return goMainText + fmt.Sprintf(goDataText,
+	return goMainText + fmt.Sprintf(`
+const usher_module, usher_about = %q, %q
+
+var usher_comments = %#v
+
+var usher_constants = []interface{}{%s}
+
+var usher_functions = []*usher_method{%s}
+`,
 		name, s.about, s.comments, strings.Join(s.constants, ", "), strings.Join(s.functions, ", "))
 }
 

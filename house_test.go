@@ -370,7 +370,7 @@ func TestSizes(t *testing.T) {
 	for _, name := range testFiles() {
 		tests.add(measure(t, name, maxColumns))
 	}
-	for _, name := range []string{"gomain.go.txt", "gomain.fmt", "shim.mjs", "shim.py", "shim.sh"} {
+	for _, name := range []string{"gomain.go.txt", "shim.mjs", "shim.py", "shim.sh"} {
 		columns := maxRuntimeColumns
 		if strings.HasPrefix(name, "gomain") {
 			columns = maxColumns
