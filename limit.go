@@ -17,10 +17,11 @@ import (
 // guessing, or if several together spend what they share: connections, maxHeld, and the calls and
 // processes of a module. Time limits are declared where they are used.
 const (
-	// http.go, serve.go: connections and headers of requests.
+	// http.go, serve.go: connections, headers of requests, texts.
 	maxConns  = 1000     // connections without an admitted request; fewer if descriptors are few
 	maxHeader = 16 << 10 // bytes of one request's headers; net/http adds 4 KiB
 	maxLogged = 200      // bytes of one value in the log that a client chose
+	maxError  = 4 << 10  // bytes of one error's text, which counts for nobody
 
 	// memory.go: what usher holds in memory for requests.
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
@@ -28,7 +29,6 @@ const (
 	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
 	maxHeld        = 512 << 20 // bytes held for all principals; at least what one may hold
 	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
-	maxError       = 4 << 10   // bytes of one error's text, which counts for nobody
 
 	// jsonrpc.go: messages.
 	maxID = 16 << 10 // bytes of one id or progress token, which messages to the client repeat
@@ -50,10 +50,10 @@ const (
 	// schema.go: one definition of a server.
 	maxSchemaDepth = 100 // nested values; what is nested deeper is dropped
 
-	// process.go: calls of shell modules.
+	// shell.go: calls of shell modules.
 	maxShellOutput = 4 << 20 // bytes of one call's result
 
-	// worker.go: one process of a module.
+	// worker.go, process.go: one process of a module.
 	maxInput      = 1000     // messages queued for one process, beyond which those without a call are dropped
 	maxWorkerLine = 64 << 20 // bytes of one line of a process, of a client of stdio, or of the daemon at -url
 	maxAsks       = 64       // unanswered asks of one process to clients of one principal
@@ -61,7 +61,7 @@ const (
 	tailLines     = 8        // lines of stderr in the error of one failed start, or call of a shell function
 	maxList       = 16 << 20 // bytes of one list of a module, after which no further page is read
 
-	// pool.go: the processes of one module.
+	// pool.go, modules.go: the processes of one module.
 	maxProcs     = 16 // processes of one hosted server, besides those that usher starts for itself
 	maxProcsOf   = 4  // processes of one module per claim
 	maxProcsOpen = 12 // processes of one module for all callers without a claim
@@ -69,24 +69,24 @@ const (
 	maxRunningOf = 32 // running calls of one module per principal, and for all webhooks
 	maxRounds    = 32 // times that one call may ask for input
 
-	// modules.go, view.go: the registry and its tool names.
+	// modules.go, view.go, report.go: the registry and its views.
 	maxIntrospections = 8                        // modules being introspected at once, builds excluded
 	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name without a warning
 	maxViews          = 1000                     // views in memory, each for one scope or Member
+	maxURI            = 8 << 10                  // bytes of one resource URI from a client
 
-	// mcp.go: requests and lists.
-	maxURI          = 8 << 10 // bytes of one resource URI from a client
-	maxInstructions = 2000    // bytes of the instructions: some clients cut them at 2,048
-	maxSuspended    = 64      // questions of suspended calls per principal
+	// mcp.go, webhook.go: requests.
+	maxInFlight     = 256  // in flight per principal, until their answers are written; and deliveries
+	maxStreamsOf    = 256  // notification streams per principal, listens included
+	maxInstructions = 2000 // bytes of the instructions: some clients cut them at 2,048
+	maxSuspended    = 64   // questions of suspended calls per principal
 
 	// signature.go: one delivery.
 	maxSignatures    = 16      // signatures
 	maxSignatureSize = 4 << 10 // bytes of the headers with signatures
 
-	// session.go, transport.go: sessions and their streams.
-	maxSessionsOf = 1000 // sessions in memory per principal; the oldest idle ones are forgotten
-	maxInFlight   = 256  // requests in flight per principal, until their answers are written; and deliveries
-	maxStreamsOf  = 256  // notification streams per principal, listens included
+	// session.go: sessions.
+	maxSessionsOf = 1000 // in memory per principal; the oldest idle ones are forgotten
 )
 
 // counter counts what its keys use, in items or bytes. Most keys are principals. A counter compares

@@ -58,7 +58,7 @@
 // are held without taking a further one.
 //
 //	daemon.handlers, duplex.mu
-//	Registry.scanning, moduleOwner.mu, Registry.mu, pool.mu
+//	Registry.scanning, moduleOwner.mu, Registry.mu, Catalog.mu, pool.mu
 //	sessionTable.mu, Session.mu, outbox.mu
 //	suspendedCalls.mu
 //	memory.mu, counter.mu
@@ -66,7 +66,7 @@
 // # One call
 //
 // To follow one call, read Server.servePOST, Gate.Admit, request.answer, View.Lookup,
-// Item.Call, pool.callOnce, Worker.startCall and outbox.finish.
+// Item.Call, pool.callOnce, Worker.startCall and outbox.answer.
 package main
 
 import (

@@ -9,7 +9,7 @@
 // in its place. It may use more: decoded objects can be thirty times as large for a moment, and a
 // request that its process has not read yet is in memory twice. usher does not count
 // headers; lists that all callers share, until one is copied for an answer; errors that answer an HTTP
-// request; its own notifications; and a line of a process, until its id names a call.
+// request; its own notifications; and a line of a process, until an answer is made of it.
 
 package main
 

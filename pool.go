@@ -6,7 +6,7 @@
 // long.
 //
 // The pool's lock guards everything that changes: which processes there are, the state of each, and
-// their calls. So a process is in the state that its field state says, and in no other. Nothing slow
+// their calls. So a process is in the state that its field state says. Nothing slow
 // happens under the lock: a process starts, and a list is read, in a goroutine of its own. The
 // exception is a line for the log, if whatever reads stderr is slow.
 //

@@ -92,7 +92,7 @@ func (c *call) ofClient() bool {
 // Worker.advance, and may skip states.
 //
 //	state     what happens                 a call                        what ends the state
-//	waiting   no process runs: there are   waits for ready               room; drain, if no call is left
+//	waiting   no process runs: there are   waits for ready               room; drain
 //	          as many as there may be
 //	starting  usher builds and starts it,  waits for ready; usher's own  the handshake; a failure; drain
 //	          and shakes hands with it     are made
