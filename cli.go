@@ -703,15 +703,15 @@ func (a *app) prepareData() error {
 		base, err = os.UserHomeDir()
 		base = filepath.Join(base, ".usher")
 	}
-	dir := filepath.Join(base, ".data")
-	if err == nil {
-		err = checkFolders(dir)
+	dir, absErr := filepath.Abs(filepath.Join(base, ".data"))
+	if err = cmp.Or(err, absErr); err == nil {
+		err = checkFolders(dir, 0)
 	}
 	if err == nil {
 		err = os.MkdirAll(dir, 0o700)
 	}
 	if err == nil {
-		err = checkFolders(dir)
+		err = checkFolders(dir, 0)
 	}
 	if err == nil {
 		a.data, err = resolvePath(dir)
@@ -726,20 +726,23 @@ func (a *app) prepareData() error {
 	return nil
 }
 
-// checkFolders checks the data folder and all folders above it that exist, by the rule of sshd:
-// others may write to a folder only if it is above the base folder and has the sticky bit.
-func checkFolders(dir string) error {
-	for depth := 0; ; depth++ {
-		real, err := resolvePath(dir)
-		if err == nil {
-			dir = real
-			err = checkPrivate(dir, depth > 1)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
-			return err
-		}
-		dir = filepath.Dir(dir)
+// checkFolders checks dir, which is depth folders above the data folder, and all folders above it that
+// exist, by the rule of sshd: others may write to a folder only if it is above the base folder and has
+// the sticky bit. Behind a link, it checks the folders above the link and those that the link leads to:
+// whoever can write to one of them could exchange the data folder.
+func checkFolders(dir string, depth int) error {
+	real, err := filepath.EvalSymlinks(dir)
+	switch {
+	case err != nil:
+	case real == dir:
+		err = checkPrivate(dir, depth > 1)
+	default:
+		err = checkFolders(real, depth)
 	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+		return err
+	}
+	return checkFolders(filepath.Dir(dir), depth+1)
 }
 
 // resolveDir makes a folder's path absolute, with symlinks resolved.

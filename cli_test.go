@@ -519,6 +519,22 @@ func TestDataFolderIsPrivate(t *testing.T) {
 	}
 }
 
+// The folder that contains a link to the base folder, or to one above it, must be private as well.
+func TestLinkToDataFolderIsPrivate(t *testing.T) {
+	t.Parallel()
+	for _, below := range []string{"", "/base"} {
+		target, folder := t.TempDir(), t.TempDir()
+		write(t, folder+"/m.usher.sh", "")
+		must(t, os.Symlink(target, folder+"/link"))
+		claim := []string{"claim", "-base", folder + "/link" + below, "-scope", folder}
+		must(t, os.Chmod(folder, 0o777))
+		wantUsher(t, 1, "chmod go-w", claim...)
+		checkExists(t, target+below+"/.data", false)
+		must(t, os.Chmod(folder, 0o755))
+		wantUsher(t, 0, "Claim code: ", claim...)
+	}
+}
+
 // With -public-url, usher prints that URL, and admits its host.
 func TestPublicURLIsPrinted(t *testing.T) {
 	long(t)

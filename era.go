@@ -419,9 +419,9 @@ func checkVersion(version string) error {
 	if version == statelessProtocol {
 		return nil
 	}
+	version = clipText(version, 50)
 	e := rpcErrorf(codeUnsupportedVersion,
-		"no sessionless protocol version %q: send initialize, or use %s",
-		clipText(version, 50), statelessProtocol)
+		"no sessionless protocol version %q: send initialize, or use %s", version, statelessProtocol)
 	e.Data = object{{"supported", spoken}, {"requested", quote(version)}}.encode()
 	return e
 }

@@ -82,10 +82,12 @@ func (h *Webhooks) serve(x *reservation) error {
 		received:    time.Now(),
 	}
 	// The fields of d say how far the delivery came, so the log needs no step of its own.
+	defer func() {
+		if d.inFlight {
+			h.inFlight.release(senders, 1)
+		}
+	}()
 	answer, err := h.deliver(d)
-	if d.inFlight {
-		defer h.inFlight.release(senders, 1)
-	}
 	hungUp := x.req.Context().Err() != nil
 	var status int
 	if err == nil {
