@@ -532,8 +532,8 @@ func (d *daemon) warnOfNotes(modules []moduleReport, noted map[string]bool) {
 }
 
 // followModules writes report.json and prints the banner, both delayed while modules are not
-// ready, as long as clients wait for them. Then it writes a new report after each change, until ctx
-// ends. Later banners would be noise: the log says what changes. A report that can't be written is
+// ready, as long as clients wait for them. Then it writes each new report until ctx ends.
+// Later banners would be noise: the log says what changes. A report that can't be written is
 // no reason to stop, because only usher modules reads it.
 func (d *daemon) followModules(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
@@ -568,6 +568,8 @@ func (d *daemon) followModules(ctx context.Context) {
 				"Webhooks": d.flags.whoSendsWebhooks(),
 			}))
 		}
-		_ = waitFor(ctx, changed)
+		if settled { // else modules may have become ready since WaitAll has returned
+			_ = waitFor(ctx, changed)
+		}
 	}
 }
