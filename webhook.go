@@ -644,13 +644,10 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 // write writes the answer. The method's own Content-Type takes precedence. If the answer finds no
 // room, write sends only its status, because the method has run, and returns errNoRoom.
 func (a *webhookAnswer) write(x *reservation) error {
-	body := []byte(a.Body)
+	body := []byte(plainText(a.Body))
 	kind := "application/json"
-	if text, ok := unquote(a.Body); ok {
-		body = []byte(text)
+	if bytes.HasPrefix(a.Body, []byte{'"'}) {
 		kind = "text/plain; charset=utf-8"
-	} else if isNull(a.Body) {
-		body = nil
 	}
 	if x.grow(len(body)+len(marshal(a.Headers))) != nil {
 		x.write(a.Status, "", nil)
