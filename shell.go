@@ -37,12 +37,13 @@ type shellScript struct {
 
 var (
 	shellLine = regexp.MustCompile(
-		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
+		`^(?:#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$` +
+			`|# shellcheck shell=(bash|dash|ksh))`)
 	// shellComment matches a comment (group 1), the blank lines below it (2), the name of a function (3),
 	// and the function's first lines up to a use of its arguments (4). All but the comment are optional.
-	shellComment = regexp.MustCompile(`^((?:#.*\n?)+)(\s*\n)?` +
+	shellComment = regexp.MustCompile(`(?m)^((?:#.*\n?)+)(\s*\n)?` +
 		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{)` +
-		`((?:[^'\n]|\n[^\n#})]|'[^'\n]*')*?\$(?:\{?[1-9@*]|#))?)?`)
+		`((?:[^'\n]|\n+[ \t{]|'[^'\n]*')*?\$(?:\{?[1-9@*]|#))?)?`)
 	// shellMargin matches what precedes the text in each line of a comment.
 	shellMargin = regexp.MustCompile(`(?m)^#+ ?`)
 )
@@ -63,19 +64,15 @@ func readScript(path string) (*shellScript, error) {
 		return nil, errors.New(`its lines end with \r\n: end them with \n`)
 	}
 	s := &shellScript{shell: "sh", functions: make(map[string]string)}
-	if first, rest, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
-		m := shellLine.FindStringSubmatch(first)
-		if m == nil {
-			return nil, fmt.Errorf("line 1: %q: want sh, bash, dash, ksh or zsh", first)
-		}
-		s.shell = m[1]
+	first, rest, _ := strings.Cut(text, "\n")
+	if m := shellLine.FindStringSubmatch(first); m != nil {
+		s.shell = m[1] + m[3]
 		text = rest
 		s.options = m[2]
+	} else if strings.HasPrefix(first, "#!") {
+		return nil, fmt.Errorf("line 1: %q: want sh, bash, dash, ksh or zsh", first)
 	}
-	text = "\n" + text
-	for at := strings.Index(text, "\n#"); at >= 0; at = strings.Index(text, "\n#") {
-		m := shellComment.FindStringSubmatch(text[at+1:])
-		text = text[at+len(m[1]):] // from the newline that ends the comment
+	for _, m := range shellComment.FindAllStringSubmatch(text, -1) {
 		doc := shellMargin.ReplaceAllString(m[1], "")
 		tags := parseDoc(doc, kindShell)
 		if m[4] != "" && tags.params == nil {

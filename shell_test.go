@@ -205,9 +205,10 @@ func TestShellLibrary(t *testing.T) {
 		"note: a_b: bash can't call a function of this name, or has two: rename it\n",
 		"note: undescribed: @param $1: want {type} name text\n",
 		"note: counts: @param $1: want {type} name text\n",
-		"note: second: @param $1: want {type} name text\n")
+		"note: second: @param $1: want {type} name text\n",
+		"note: below: @param $1: want {type} name text\n")
 	checkOmits(t, "usher modules", out, "library_a_b", "library_without_comment", "gone", "note: column",
-		"note: length")
+		"note: length", "note: silent", "library_without_comment_too")
 	for _, tt := range []struct{ method, arguments, want string }{
 		{"say_hello", `{"name":"a b","times":2}`, "[a b][2]\n"},
 		{"say_hello", `{"name":"a","times":"b"}`, `parameter "times": want integer`},
@@ -220,6 +221,18 @@ func TestShellLibrary(t *testing.T) {
 	} {
 		checkContains(t, tt.method, callSays(t, base, dir, "library", tt.method, tt.arguments), tt.want)
 	}
+}
+
+// A first line for shellcheck determines the shell.
+func TestShellOfShellcheck(t *testing.T) {
+	long(t)
+	need(t, "bash")
+	dir := t.TempDir()
+	write(t, dir+"/m.usher.sh",
+		"# shellcheck shell=bash disable=SC2034\n# Lists.\n\n"+
+			"# All.\nall() { local a=(b c); echo \"${a[1]}\"; }\n")
+	checkContains(t, "usher modules", modulesOf(t, dir), "  Lists.\n    m_all\n        All.\n")
+	check(t, "a call", callSays(t, t.TempDir(), dir, "m", "all", `{}`), "c\n")
 }
 
 // Options in the first line count.

@@ -72,6 +72,18 @@ undescribed() {
 # Counts its arguments, and the items of a list.
 counts() { echo "$#" "${#list[@]}"; }
 
+# Says nothing.
+silent() { :; }
+without_comment_too() { echo "$1"; }
+
+# Uses an argument below an empty line.
+below()
+{
+	local name
+
+	name=$1
+}
+
 # Prints the second argument.
 second() { echo "${2:-}"; }
 
