@@ -304,7 +304,11 @@ func declareScope(fs *flag.FlagSet) *Scope {
 func setupCall(a *app, fs *flag.FlagSet) runFunc {
 	dir := fs.String("dir", ".", "")
 	scope := declareScope(fs)
-	fs.StringVar(&a.url, "url", "", "")
+	fs.Func("url", "", func(text string) (err error) { // an unset variable must not mean a local call
+		a.url = text
+		_, err = parseURL(text)
+		return err
+	})
 	return func(ctx context.Context, words []string) error {
 		n := min(len(words), 2) // words that name the tool
 		if n == 2 && (words[1] == "-" || strings.ContainsAny(words[1], "={")) {

@@ -732,6 +732,7 @@ func readApprovals(path string) (list approvals, err error) {
 		broken = broken || modules == nil
 	}
 	if err != nil || broken {
+		err = cmp.Or(err, errors.New("want an object of objects"))
 		return nil, fmt.Errorf("%q is broken (%v): restore it (a start without it approves all)", path, err)
 	}
 	return list, nil

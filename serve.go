@@ -134,13 +134,24 @@ func (f *serveFlags) addOrigin(text string) error {
 // setPublicURL sets -public-url. usher prints the URL in commands and appends paths and
 // ?claim= to it, so it must contain no quotes, no query and no password.
 func (f *serveFlags) setPublicURL(text string) error {
-	u, err := url.Parse(text)
-	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
-	if !isHTTP || strings.ContainsAny(text, "?#@'\" ") {
-		return errors.New("want a URL such as https://usher.example.com/")
+	u, err := parseURL(text)
+	if err != nil || strings.ContainsAny(text, "?#@'\" ") {
+		return errWantURL
 	}
 	f.publicURL = strings.TrimSuffix(text, "/") + "/"
 	return f.addHost(u.Hostname())
+}
+
+// errWantURL refuses a flag that is no URL of HTTP.
+var errWantURL = errors.New("want a URL such as https://usher.example.com/")
+
+// parseURL parses a URL of HTTP. Its error is errWantURL.
+func parseURL(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, errWantURL
+	}
+	return u, nil
 }
 
 // setMaxBody sets -max-body: a number of bytes, or of KiB, MiB or GiB. It accepts at most

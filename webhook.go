@@ -656,8 +656,8 @@ func (a *webhookAnswer) write(x *reservation) error {
 	if len(body) > 0 {
 		x.w.Header().Set("Content-Type", kind)
 	}
-	for name, value := range a.Headers {
-		x.w.Header().Set(name, value)
+	for _, name := range sortedKeys(a.Headers) { // the same of two spellings each time
+		x.w.Header().Set(name, a.Headers[name])
 	}
 	x.write(a.Status, "", body)
 	_ = x.flush() // while the headers count

@@ -64,6 +64,8 @@ func TestWebhookAnswers(t *testing.T) {
 		{own(`{"status":204,"body":"x"}`), 204, isText, ""},
 		{own(`{"status":304}`), 304, "", ""},
 		{own(`{"headers":{"content-length":"1"},"body":"xyz"}`), 200, isText, "xyz"},
+		{own(`{"headers":{"Content-Type":"a/a","Content-type":"b/b","content-type":"c/c",` +
+			`"CONTENT-TYPE":"d/d"},"body":"xyz"}`), 200, "c/c", "xyz"},
 		{own(`{"status":302,"headers":{"Location":"https://example.com/"}}`), 302, "", ""},
 	} {
 		t.Run(row.result, func(t *testing.T) {
