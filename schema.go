@@ -424,12 +424,15 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 // schema contains the keywords of a JSON Schema that usher reads. It accepts any value if it
 // is nil, or was not an object. A keyword with a malformed value counts as absent.
 type schema struct {
-	Ref        string             `json:"$ref"` // only to Defs of the root
-	Defs       map[string]*schema `json:"$defs"`
-	Type       typeNames
-	Const      *any // nil for none, or null
-	Enum       []any
-	Format     string // date-time; in mcpSchema also usher/schema and usher/ref, in a definition
+	Ref    string             `json:"$ref"` // only to Defs of the root
+	Defs   map[string]*schema `json:"$defs"`
+	Type   typeNames
+	Const  *any // nil for none, or null
+	Enum   []any
+	Format string // date-time; in mcpSchema also usher/schema and usher/ref, in a definition
+	// Instead is only used in mcpSchema. It maps values, as JSON, to others with the same meaning,
+	// because some clients refuse the first ones.
+	Instead    map[string]json.RawMessage `json:"usher/instead"`
 	Properties map[string]*schema
 	Required   []string
 	Additional additionalSchema `json:"additionalProperties"`
@@ -531,10 +534,14 @@ func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError 
 		return &argumentError{text: func() string { return " is too complex to check" }}
 	case s == nil:
 		return nil
-	case !matches(s, *value),
-		s.Format == "usher/ref" && !c.leads(plainText(*value), 9),
-		c.repairs && c.depth > maxSchemaDepth: // each level copies what is below it, so this would take long
+	case c.repairs && len(c.path) > maxSchemaDepth: // each level copies what is below it
+		return &argumentError{text: func() string { return " is nested too deeply" }}
+	case !matches(s, *value), s.Format == "usher/ref" && !c.leads(plainText(*value), 9):
 		return c.misfit(s, *value)
+	}
+	if other := s.Instead[string(*value)]; other != nil {
+		*value = other
+		c.changed = true
 	}
 	if digits, ok := integerOf(*value); ok && s.Type != nil {
 		f, _ := strconv.ParseFloat(digits, 64)
@@ -552,9 +559,6 @@ func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError 
 	defer func() { c.depth-- }()
 	if wrong := c.alternatives(s, value); wrong != nil {
 		return wrong
-	}
-	if c.repairs && s.Format == "usher/schema" {
-		defer c.complete(value) // what was wrong in it is dropped by then
 	}
 	switch (*value)[0] {
 	case '{':
@@ -692,6 +696,12 @@ func (c *argumentCheck) object(s *schema, value *json.RawMessage) *argumentError
 			c.changed = true
 			list[i].value = nil
 		}
+	}
+	// Some clients refuse the schema of an array without items.
+	isArray := s.Format == "usher/schema" && bytes.Contains(list.get("type"), []byte(`"array"`))
+	if isArray && list.get("items") == nil {
+		list = list.set("items", json.RawMessage("{}"))
+		c.changed = true
 	}
 	if c.changed {
 		*value = list.encode()
@@ -931,7 +941,7 @@ func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, probl
 	if members(item).object("execution").text("taskSupport") == "required" {
 		return nil, " needs tasks: left out"
 	}
-	c := argumentCheck{root: mcpSchema, left: 99*len(item) + 1<<16, repairs: true}
+	c := argumentCheck{root: mcpSchema, left: 299*len(item) + 1<<16, repairs: true}
 	_ = json.Unmarshal(item, &c.whole) // without what can't be decoded
 	if wrong := c.value(c.root.Defs[key], &item); wrong != nil {
 		c.drop(wrong)
@@ -956,20 +966,4 @@ func (c *argumentCheck) leads(ref string, steps int) bool {
 	fields, _ := target.(map[string]any)
 	next, isRef := fields["$ref"].(string)
 	return keys[0] == "#" && (target != nil && !isRef || steps > 0 && c.leads(next, steps-1))
-}
-
-// complete writes a JSON Schema otherwise, with the same meaning, because some clients refuse anything
-// else: the schema of a property is an object, and the schema of an array has items.
-func (c *argumentCheck) complete(value *json.RawMessage) {
-	fields := members(*value)
-	named := c.path[len(c.path)-2] == "properties"
-	switch {
-	case named && isTrue(*value):
-		*value = json.RawMessage("{}")
-	case named && string(*value) == "false":
-		*value = json.RawMessage(`{"not":{}}`)
-	case bytes.Contains(fields.get("type"), []byte(`"array"`)) && fields.get("items") == nil:
-		*value = fields.set("items", json.RawMessage("{}")).encode()
-	}
-	c.changed = true
 }
