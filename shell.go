@@ -39,9 +39,10 @@ var (
 	shellLine = regexp.MustCompile(
 		`^(?:#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$` +
 			`|# shellcheck shell=(bash|dash|ksh))`)
-	// shellComment matches a comment (group 1), the blank lines below it (2), the name of a function (3),
-	// and the function's first lines up to a use of its arguments (4). All but the comment are optional.
-	shellComment = regexp.MustCompile(`(?m)^((?:#.*\n?)+)(\s*\n)?` +
+	// shellComment matches code (group 1), a comment (2), the blank lines below it (3), the name of a
+	// function (4), and the function's first lines up to a use of its arguments (5). All but the comment
+	// are optional.
+	shellComment = regexp.MustCompile(`(?m)((?s:.*?))^((?:#.*\n?)+)(\s*\n)?` +
 		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{)` +
 		`((?:[^'\n]|\n+[ \t{]|'[^'\n]*')*?\$(?:\{?[1-9@*]|#))?)?`)
 	// shellMargin matches what precedes the text in each line of a comment.
@@ -72,21 +73,23 @@ func readScript(path string) (*shellScript, error) {
 	} else if strings.HasPrefix(first, "#!") {
 		return nil, fmt.Errorf("line 1: %q: want sh, bash, dash, ksh or zsh", first)
 	}
+	code := ""
 	for _, m := range shellComment.FindAllStringSubmatch(text, -1) {
-		doc := shellMargin.ReplaceAllString(m[1], "")
+		code += m[1]
+		doc := shellMargin.ReplaceAllString(m[2], "")
 		tags := parseDoc(doc, kindShell)
-		if m[4] != "" && tags.params == nil {
+		if m[5] != "" && tags.params == nil {
 			doc += "\n@param $1" // no valid name, so usher modules reports it
 		}
 		switch {
-		case m[3] != "" && (m[2] == "" || tags.params != nil || tags.returns != ""):
-			name := shellMethod(m[3])
-			if other, ok := s.functions[name]; ok && other != m[3] { // two functions, one name
-				m[3] = ""
+		case m[4] != "" && (m[3] == "" || tags.params != nil || tags.returns != ""):
+			name := shellMethod(m[4])
+			if other, ok := s.functions[name]; ok && other != m[4] { // two functions, one name
+				m[4] = ""
 			}
-			s.functions[name] = m[3]
+			s.functions[name] = m[4]
 			s.docs = s.docs.set(name, quote(doc))
-		case s.about == "" && s.docs == nil:
+		case s.about == "" && !strings.Contains(code, "{"): // a comment below a function is not the module's
 			s.about = firstSentence(tags.description)
 		}
 	}
@@ -97,8 +100,8 @@ func readScript(path string) (*shellScript, error) {
 // and prints which names are functions then. Reserved words, for example, and text in a
 // here-document look like functions in the file, but are not printed.
 func (s *shellScript) listFunctions() string {
-	const run = ` -n "$0" || exit; usher_found=$(. "$usher_file" >&2 || :; usher_list usher_list`
-	program := s.shell + s.options + run
+	program := s.shell + s.options + ` -n "$0" || exit; ` +
+		`usher_found=$(. "$usher_file" >&2 || :; usher_list usher_list`
 	for _, f := range s.docs {
 		program += " " + s.functions[f.key]
 	}

@@ -223,15 +223,20 @@ func TestShellLibrary(t *testing.T) {
 	}
 }
 
-// A first line for shellcheck determines the shell.
-func TestShellOfShellcheck(t *testing.T) {
+// A first line for shellcheck determines the shell. The first comment that is no licence describes the
+// module, unless a function is above it.
+func TestShellBeginning(t *testing.T) {
 	long(t)
 	need(t, "bash")
 	dir := t.TempDir()
 	write(t, dir+"/m.usher.sh",
 		"# shellcheck shell=bash disable=SC2034\n# Lists.\n\n"+
 			"# All.\nall() { local a=(b c); echo \"${a[1]}\"; }\n")
-	checkContains(t, "usher modules", modulesOf(t, dir), "  Lists.\n    m_all\n        All.\n")
+	write(t, dir+"/late.usher.sh", "#!/bin/sh\nset -e\nhelp() { :; }\n# Today.\nday=1\n# A.\na() { :; }\n")
+	write(t, dir+"/set.usher.sh", "#!/bin/sh\nset -e\n# Copyright A.\n\n# Deploys.\n\n# A.\na() { :; }\n")
+	out := modulesOf(t, dir)
+	checkContains(t, "usher modules", out, "  Lists.\n    m_all\n        All.\n", "  Deploys.\n    set_a\n")
+	checkOmits(t, "usher modules", out, "Today", "Copyright")
 	check(t, "a call", callSays(t, t.TempDir(), dir, "m", "all", `{}`), "c\n")
 }
 
