@@ -82,6 +82,7 @@ func (m *Message) isRequest() bool { return m.Method != "" && m.ID != nil }
 // JSON, codeInvalidRequest for an invalid message. Even then the returned message is not nil,
 // and contains the id, if it is usable.
 func parseMessage(raw []byte) (*Message, error) {
+	raw = bytes.TrimPrefix(raw, []byte("\ufeff")) // a byte order mark, above all from .NET
 	if err := checkJSON(raw, "the message"); err != nil {
 		return &Message{}, err
 	}

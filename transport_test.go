@@ -130,6 +130,7 @@ func TestRequestsAreChecked(t *testing.T) {
 		{"a long progress token", "", rpcText("ping", `{"_meta":{"progressToken":"`+
 			strings.Repeat("x", maxID)+`"}}`), 200, "progressToken is longer than 16 KiB"},
 		{"an unknown method", "", rpcText("nope", "{}"), 200, `"code":-32601`},
+		{"a byte order mark", "", "\ufeff" + rpcText("ping", "{}"), 200, `"result":{}`},
 		{"a message in several lines", "", lines, 200, `{\"x\":1}`},
 		{"an unknown notification", "", `{"jsonrpc":"2.0","method":"notifications/nope"}`, 202, ""},
 		{"an unknown tool", "", rpcText("tools/call", `{"name":"nope"}`), 200,
