@@ -194,7 +194,7 @@ func (c clientCaps) checkInput(result object) error {
 			return lacked.errMissing(codeMissingCapability)
 		}
 		if err != nil {
-			return err
+			return errors.New(err.Error()) // the module is wrong, not the client: hide the code
 		}
 	}
 	return nil

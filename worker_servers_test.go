@@ -35,7 +35,10 @@ func writeServer(t *testing.T, path string, lines map[string]string) {
 		answer(pattern, lines[request])
 	}
 	answer(`*'"method":"initialize"'*`, about)
-	answer(`*'"id":'*`, `{"jsonrpc":"2.0","id":ID,"error":{"code":-32601,"message":"no such method"}}`)
+	answer(
+		`*'"id":'*`,
+		`{"jsonrpc":"2.0","id":ID,"error":{"code":-32601,"message":"no such method"}}`,
+	)
 	script += "esac\ndone\n"
 	write(t, path, script)
 }
@@ -63,7 +66,13 @@ func TestIDsOfServersAreNumbers(t *testing.T) {
 			c := connect(t, startDaemon(t, dir).URL)
 			c.AwaitTools("a_x")
 			a := c.Ask("tools/call", `{"name":"a_x","_meta":{"progressToken":"mine"}}`)
-			checkContains(t, "the answer", a.Body, `"progressToken":"mine"`, `"result":{"content":[]}`)
+			checkContains(
+				t,
+				"the answer",
+				a.Body,
+				`"progressToken":"mine"`,
+				`"result":{"content":[]}`,
+			)
 		})
 	}
 }
@@ -75,12 +84,22 @@ func TestSurrogatesOfModulesAreReplaced(t *testing.T) {
 	const half = `\ud83d`
 	dir := t.TempDir()
 	writeServer(t, dir+"/a.usher", map[string]string{
-		"tools/list": resultLine("ID", strings.Replace(oneTool, `"x"`, `"x","description":"`+half+`"`, 1)),
-		"tools/call": resultLine("ID", `{"content":[{"type":"text","text":"`+half+`"}],`+
-			`"structuredContent":{"`+half+`":"\\`+half+`"}}`),
+		"tools/list": resultLine(
+			"ID",
+			strings.Replace(oneTool, `"x"`, `"x","description":"`+half+`"`, 1),
+		),
+		"tools/call": resultLine(
+			"ID",
+			`{"content":[{"type":"text","text":"`+half+`"}],`+
+				`"structuredContent":{"`+half+`":"\\`+half+`"}}`,
+		),
 		"resources/read": `{"jsonrpc":"2.0","id":ID,"error":{"code":-1,"message":"` + half + `"}}`,
 	})
-	write(t, dir+"/s.usher.sh", "# Says half.\nhandle_half() { printf '%s' '{\"a\":\""+half+"\"}'; }\n")
+	write(
+		t,
+		dir+"/s.usher.sh",
+		"# Says half.\nhandle_half() { printf '%s' '{\"a\":\""+half+"\"}'; }\n",
+	)
 	d := startDaemon(t, dir, "-open-webhooks")
 	c := connect(t, d.URL)
 	c.AwaitTools("a_x", "s_handle_half")
@@ -121,22 +140,26 @@ func TestHandshakeGoesBack(t *testing.T) {
 
 // A server that does not answer the request for one of its lists keeps what it has listed before.
 func TestSilentListIsGivenUp(t *testing.T) {
-	for silent, problem := range map[string]string{
-		"tools/list": "tools/list", "prompts/list": "prompts/list", "resources/list": "resources/list",
-	} {
+	for _, silent := range []string{"tools/list", "prompts/list", "resources/list"} {
 		runSynced(t, silent, func(t *testing.T) {
 			w := testWorker(kindExecutable, false, Caller{})
 			defer w.cancel()
-			w.info = objectOf(`{"capabilities":{"tools":{},"prompts":{},"resources":{}}}`)
+			w.info = objectOf(
+				`{"capabilities":{"tools":{},"prompts":{},"resources":{}}}`,
+			)
 			w.makeReady()
 			lists := map[string]object{
-				"tools/list": append(objectOf(oneTool), member{"nextCursor", quote("2")}),
+				"tools/list": append(
+					objectOf(oneTool),
+					member{"nextCursor", quote("2")},
+				),
 			}
 			go func() {
 				for waitFor(w.ctx, w.queued) == nil {
 					for line := range strings.Lines(w.takeAll()) {
 						msg, _ := parseMessage([]byte(line))
-						if msg.Method != silent || silent == "tools/list" && msg.Params.get("cursor") == nil {
+						isFirst := msg.Method == "tools/list" && msg.Params.get("cursor") == nil
+						if isFirst || msg.Method != silent {
 							w.handle(&Message{ID: msg.ID, Result: lists[msg.Method]})
 						}
 						lists["tools/list"] = objectOf(oneTool)
@@ -146,7 +169,28 @@ func TestSilentListIsGivenUp(t *testing.T) {
 			m, err := readManifest(t.Context(), w)
 			must(t, err)
 			check(t, "tools", len(m.Lists["tools"]), 1)
-			checkContains(t, "problems", strings.Join(m.Problems, "\n"), problem+": "+errTimeout.Error())
+			problems := strings.Join(m.Problems, "\n")
+			checkContains(t, "problems", problems, silent+": "+errTimeout.Error())
 		})
 	}
+}
+
+// A server that asks its client for something unknown fails its own call: the client's request was right.
+func TestUnknownAskFailsItsCall(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeServer(t, dir+"/a.usher", map[string]string{
+		"tools/list": resultLine("ID", oneTool),
+		"tools/call": resultLine(
+			"ID",
+			`{"resultType":"input_required","inputRequests":{"k":{"method":"tasks/x"}}}`,
+		),
+	})
+	c := connect(t, startDaemon(t, dir).URL)
+	c.AwaitTools("a_x")
+	a := c.Modern("tools/call", `{"name":"a_x"}`)
+	check(t, "status", a.Status, 200)
+	checkContains(t, "failure", a.Failure(), "unknown method tasks/x")
+	failure := c.Call("a_x", "").Failure()
+	checkContains(t, "failure in a session", failure, "unknown method tasks/x")
 }
