@@ -121,11 +121,12 @@ func TestWebhookFailures(t *testing.T) {
 		"handleNever=never",
 		"handleHold=hold")
 	writeTools(t, dir+"/other.usher", "handleGone=hold", "handleRelease=release")
-	d := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "4s")
+	impatient := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "6s") // also for the start of m
+	checkError(t, "a method that never returns", impatient.deliver(t, "m/handleNever", `{}`), 504)
+	impatient.awaitLog(t, "fake: cancelled handleNever")
+	d := daemonOptions{}.startReady(t, dir)
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
 	wantStatus(t, "after a crash", d.deliver(t, "m/handleIt", `{}`), 200)
-	checkError(t, "a method that never returns", d.deliver(t, "m/handleNever", `{}`), 504)
-	d.awaitLog(t, "fake: cancelled handleNever")
 
 	// A crash fails the calls that wait.
 	held := make(chan answer, 1)
