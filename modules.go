@@ -738,18 +738,23 @@ func readApprovals(path string) (list approvals, err error) {
 	return list, nil
 }
 
-// recordOf returns the DIR under which the approvals of modules below root are recorded: root itself
-// or, if that has no record, another path that leads to the same folder; "" for none.
-func (list approvals) recordOf(root string) string {
-	if list[root] != nil {
-		return root
-	}
-	for _, dir := range sortedKeys(list) {
-		if realPaths(dir)[0] == realPaths(root)[0] {
-			return dir
+// adopt returns a record for a DIR that has none. If the record of another path to the same folder is
+// known, it is a copy of that, with the paths below the DIR.
+func (list approvals) adopt(dir string) (record map[string]string, known bool) {
+	record = make(map[string]string)
+	for _, other := range sortedKeys(list) {
+		if realPaths(other)[0] != realPaths(dir)[0] {
+			continue
 		}
+		for key, content := range list[other] {
+			if below, ok := strings.CutPrefix(key, other); ok {
+				key = dir + below
+			}
+			record[key] = content
+		}
+		return record, true
 	}
-	return ""
+	return record, false
 }
 
 // approvalKey identifies a module in a record of approved modules, by its path. A link can give a
@@ -758,25 +763,22 @@ func (s source) approvalKey(path string) string {
 	return fmt.Sprintf("%s#%s (%s)", path, s.Name, s.Kind)
 }
 
-// entry returns what is recorded if a module is approved: its path, below the DIR of a record, and
-// its content. A link out of served, the real hosted DIRs, is approved with the folder that it leads
-// to.
-func (list approvals) entry(s source, served []string) (key, content string) {
-	below, _ := filepath.Rel(s.Root, s.Path) // it is below
-	key = s.approvalKey(filepath.Join(list.recordOf(s.Root), below))
-	content = s.Content
+// approvedContent returns what is recorded under the path of an approved module. A link out of served,
+// the real hosted DIRs, is approved with the folder that it leads to.
+func (s source) approvedContent(served []string) string {
+	content := s.Content
 	if !isBelow(s.Source, served) {
 		content += fmt.Sprintf(" in %q", filepath.Dir(s.Source))
 	}
-	return key, content
+	return content
 }
 
 // approves reports whether a module is approved below root. Earlier versions recorded the path with
 // its links resolved.
 func (list approvals) approves(s source, root string, served []string) bool {
-	key, content := list.entry(s, served)
-	modules := list[list.recordOf(root)]
-	return modules[key] == content || modules[s.approvalKey(s.Source)] == s.Content
+	modules := list[root]
+	return modules[s.approvalKey(s.Path)] == s.approvedContent(served) ||
+		modules[s.approvalKey(s.Source)] == s.Content
 }
 
 // approve records the modules below one of paths, with the content they have now. It writes
@@ -801,8 +803,8 @@ func approve(
 			return err
 		}
 		for _, dir := range dirs {
-			if list.recordOf(dir) == "" {
-				list[dir] = make(map[string]string)
+			if list[dir] == nil {
+				list[dir], _ = list.adopt(dir)
 			}
 		}
 		changed = nil // of an attempt that has failed
@@ -810,8 +812,7 @@ func approve(
 			isNew := false
 			for _, root := range dirs {
 				if s.isBelow(root) && !list.approves(s, root, scan.served) {
-					key, content := list.entry(s, scan.served)
-					list[list.recordOf(root)][key] = content
+					list[root][s.approvalKey(s.Path)] = s.approvedContent(scan.served)
 					isNew = true
 				}
 			}

@@ -293,14 +293,17 @@ func TestApprovalIsForOneKind(t *testing.T) {
 	check(t, "the link is refused", refusedModules(t, data, dir), []string{"c"})
 }
 
-// A DIR that is a link and is turned to another DIR does not take the place of that DIR's record.
-func TestRecordIsOfItsOwnDIR(t *testing.T) {
+// A DIR without a record takes over that of another path to the same folder.
+func TestRecordIsAdopted(t *testing.T) {
 	dir := t.TempDir()
 	must(t, errors.Join(os.Mkdir(dir+"/z", 0o755), os.Symlink("z", dir+"/a")))
-	list := approvals{dir + "/a": {}, dir + "/z": {}}
-	check(t, "the record", list.recordOf(dir+"/z"), dir+"/z")
-	delete(list, dir+"/z")
-	check(t, "the record of a folder without its own", list.recordOf(dir+"/z"), dir+"/a")
+	list := approvals{dir + "/a": {dir + "/a/m.usher#m (executable)": "x", "/other": "y"}}
+	record, known := list.adopt(dir + "/z")
+	check(t, "a record of the folder is known", known, true)
+	check(t, "the copy of it", record, map[string]string{dir + "/z/m.usher#m (executable)": "x", "/other": "y"})
+	record, known = list.adopt(dir)
+	check(t, "a record of another folder is known", known, false)
+	check(t, "a new record", record, map[string]string{})
 }
 
 // A link can't take the place of the module that it leads to.
@@ -490,6 +493,12 @@ func TestTurnedLinkNeedsApproval(t *testing.T) {
 	d = daemonOptions{base: base}.start(t, served, "-require-claim")
 	d.awaitReady(t)
 	checkOmits(t, "a start after the folder was exchanged", d.Log.String(), "approved all modules")
+	d.stop(t)
+	write(t, dir+"/planted.usher.sh", script("planted"))
+	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
+	d.awaitReady(t)
+	checkOmits(t, "a start after the link left it", d.Log.String(), "approved all modules")
+	checkContains(t, "the log", d.Log.String(), "not approved")
 }
 
 // A served DIR that is a link can be turned while the daemon runs. The modules are those of the folder

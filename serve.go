@@ -315,11 +315,22 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 // record gets no new approvals, so neither a crash nor a reboot lets a planted file run.
 func (d *daemon) approveFirst(ctx context.Context, roots []string) error {
 	list, err := readApprovals(d.flags.registry.Approved)
-	var fresh []string
+	if err != nil {
+		return err
+	}
+	var fresh, adopting []string
 	for _, root := range roots {
-		if list.recordOf(root) == "" {
+		_, known := list.adopt(root)
+		switch {
+		case list[root] != nil:
+		case known: // by another path; from now on, the record is also under this one
+			adopting = append(adopting, root)
+		default:
 			fresh = append(fresh, root)
 		}
+	}
+	if adopting != nil {
+		_, err = approve(ctx, d.app.data, roots, adopting, nil)
 	}
 	if err != nil || fresh == nil {
 		return err
