@@ -735,13 +735,16 @@ func (a *app) prepareData() error {
 // the sticky bit. Behind a link, it checks the folders above the link and those that the link leads to:
 // whoever can write to one of them could exchange the data folder.
 func checkFolders(dir string, depth int) error {
-	real, err := filepath.EvalSymlinks(dir)
+	_, err := filepath.EvalSymlinks(dir)
+	target, notLink := os.Readlink(dir)
 	switch {
-	case err != nil:
-	case real == dir:
+	case err != nil: // as for a circle of links
+	case notLink != nil:
 		err = checkPrivate(dir, depth > 1)
+	case filepath.IsAbs(target):
+		err = checkFolders(target, depth)
 	default:
-		err = checkFolders(real, depth)
+		err = checkFolders(filepath.Join(realPaths(filepath.Dir(dir))[0], target), depth)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
 		return err

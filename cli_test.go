@@ -538,6 +538,20 @@ func TestLinkToDataFolderIsPrivate(t *testing.T) {
 	}
 }
 
+// So must the folder of a link that a link to the base folder leads to.
+func TestLinksToDataFolderArePrivate(t *testing.T) {
+	t.Parallel()
+	target, middle, folder := t.TempDir(), t.TempDir(), t.TempDir()
+	write(t, folder+"/m.usher.sh", "")
+	must(t, os.Symlink(target, middle+"/link"))
+	must(t, os.Symlink("../"+filepath.Base(middle)+"/link", folder+"/link"))
+	claim := []string{"claim", "-base", folder + "/link", "-scope", folder}
+	must(t, os.Chmod(middle, 0o777))
+	wantUsher(t, 1, "chmod go-w", claim...)
+	must(t, os.Chmod(middle, 0o755))
+	wantUsher(t, 0, "Claim code: ", claim...)
+}
+
 // With -public-url, usher prints that URL, and admits its host.
 func TestPublicURLIsPrinted(t *testing.T) {
 	long(t)
