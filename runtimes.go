@@ -240,7 +240,7 @@ func configModules(raw []byte, file source) ([]source, error) {
 		if s.Invalid == nil {
 			s.Invalid = s.readEntry(entry)
 		}
-		s.Version = hashOf(string(marshal(s.Launch)), s.Content)
+		s.Version = hashOf(string(marshal(s.Launch)), s.Content, s.Source)
 		list = append(list, s)
 	}
 	return list, nil

@@ -297,6 +297,25 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	check(t, "those in the new folder", labelsOf(r.View(scopeDir(dir+"/other"), nil)), " new")
 }
 
+// An entry of a .mcp.json belongs to the folder of the real file, also if that is exchanged for one with
+// the same bytes.
+func TestTurnedConfigMovesItsEntries(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	const config = `{"mcpServers": {"a": {"command": "false", "cwd": "/"}}}`
+	write(t, dir+"/one/.mcp.json", config)
+	write(t, dir+"/two/.mcp.json", config)
+	served := dir + "/current"
+	must(t, os.Symlink("one", served))
+	r := registryOf(t, registryConfig{Roots: []string{served}, Watch: true})
+	check(t, "before", labelsOf(r.View(scopeDir(dir+"/one"), nil)), " a")
+	must(t, errors.Join(os.Remove(served), os.Symlink("two", served)))
+	r.Refresh(t.Context(), time.Now())
+	r.WaitAll(t.Context(), patience, scopeAll())
+	check(t, "the first folder", labelsOf(r.View(scopeDir(dir+"/one"), nil)), "")
+	check(t, "the second folder", labelsOf(r.View(scopeDir(dir+"/two"), nil)), " a")
+}
+
 // Only files in folders that are searched can be parts.
 func TestPartsAreInSearchedFolders(t *testing.T) {
 	for path, want := range map[string]bool{
