@@ -953,6 +953,7 @@ func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, probl
 // leads reports whether a $ref leads to something in the schema that is checked, after at most
 // steps further ones: some clients follow a circle without an end.
 func (c *argumentCheck) leads(ref string, steps int) bool {
+	c.left -= len(ref)
 	keys := strings.Split(ref, "/")
 	target := c.whole[c.path[0]]
 	for _, key := range keys[1:] {

@@ -311,6 +311,17 @@ func TestPagesEnd(t *testing.T) {
 	}
 }
 
+// The length of each reference counts as work, so that many long ones end the check.
+func TestReferencesAreBounded(t *testing.T) {
+	c := argumentCheck{
+		left:  100,
+		path:  []string{"inputSchema"},
+		whole: map[string]any{"inputSchema": map[string]any{"a": map[string]any{"$ref": "#/a"}}},
+	}
+	check(t, "a circle leads somewhere", c.leads("#/a", 9), false)
+	check(t, "the work that is left", c.left, 100-10*len("#/a"))
+}
+
 // A definition that is of no use without what MCP forbids is left out, and the others stay.
 func TestUnusableDefinitionsAreLeftOut(t *testing.T) {
 	for _, tt := range []struct{ key, definition, problem string }{
