@@ -300,7 +300,8 @@ func TestRecordIsAdopted(t *testing.T) {
 	list := approvals{dir + "/a": {dir + "/a/m.usher#m (executable)": "x", "/other": "y"}}
 	record, known := list.adopt(dir + "/z")
 	check(t, "a record of the folder is known", known, true)
-	check(t, "the copy of it", record, map[string]string{dir + "/z/m.usher#m (executable)": "x", "/other": "y"})
+	want := map[string]string{dir + "/z/m.usher#m (executable)": "x", "/other": "y"}
+	check(t, "the copy of it", record, want)
 	record, known = list.adopt(dir)
 	check(t, "a record of another folder is known", known, false)
 	check(t, "a new record", record, map[string]string{})

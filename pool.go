@@ -163,7 +163,9 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	c.slot = &slot{counter: p.slots, key: caller.Principal}
 	err := caller.Principal.waitFor(c.ctx, c.slot.queue())
 	if err == nil {
-		p.begin(c)
+		err = p.begin(c)
+	}
+	if err == nil {
 		err = lastCheck(caller)
 	}
 	if err == nil {
@@ -173,14 +175,17 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	return nil, err
 }
 
-// begin records that a call is made now: it no longer waits.
-func (p *pool) begin(c *call) {
+// begin records that a call is made now: it no longer waits. The error is that of Caller.Begun.
+func (p *pool) begin(c *call) error {
 	if begun := c.caller.Begun; begun != nil {
-		begun()
+		if err := begun(); err != nil {
+			return err
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.heard = time.Now()
+	return nil
 }
 
 // lastCheck checks a caller's claim for the last time. Call it immediately before a call is
@@ -219,7 +224,7 @@ func (p *pool) introspect() (*manifest, error) {
 	if bytes.Contains(w.info.get("capabilities"), []byte(`"listChanged"`)) {
 		pauseFor(p.ctx, settleTime)
 	}
-	return readManifest(p.ctx, w)
+	return w.readManifest()
 }
 
 // enter finds the process for a call, and starts one if there is none. Until leave, the process is in

@@ -731,6 +731,23 @@ func TestClaimIsCheckedLast(t *testing.T) {
 	})
 }
 
+// A call that its caller no longer wants is not made, such as a delivery whose sender has hung up, even
+// if nothing that it waited for has told it so.
+func TestUnwantedCallIsNotMade(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		unwanted := func() error { return errCancelled }
+		_, err := b.m.pool.call(
+			t.Context(),
+			Caller{Principal: senders, Begun: unwanted},
+			"tools/call",
+			nil,
+		)
+		check(t, "a call", err, errCancelled)
+		checkOmits(t, "the process", b.hears(), "tools/call")
+		check(t, "running calls", b.m.pool.slots.count(senders), 0)
+	})
+}
+
 // Only startCall writes requests to a process, and the pool checks the claim immediately
 // before each request that it makes.
 func TestOneWayToAProcess(t *testing.T) {

@@ -252,6 +252,10 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	defer cancel()
 	keep := context.AfterFunc(d.req.Context(), cancel)
 	defer keep()
+	begun := func() error {
+		keep()
+		return d.req.Context().Err()
+	}
 	// An edit between the look-up and the call must not fail the delivery.
 	changed := false
 	result, err := h.modules.Call(ctx, senders, func() (object, error) {
@@ -271,7 +275,7 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 		}
 		return d.tool.Call(
 			ctx,
-			Caller{Principal: senders, Begun: func() { keep() }},
+			Caller{Principal: senders, Begun: begun},
 			"tools/call",
 			object{{"arguments", arguments}},
 		)

@@ -697,7 +697,7 @@ func (w *Worker) readLists() {
 			w.reading = nil
 		})
 		defer catch(w.log, nil)
-		if m, err := readManifest(w.ctx, w); err == nil {
+		if m, err := w.readManifest(); err == nil {
 			m.Hash = m.hash()
 			w.pool.onLists(w, m)
 		}
@@ -775,10 +775,10 @@ func (w *Worker) initialize(ctx context.Context) (err error) {
 		if !isRPC(err) {
 			return err
 		}
+		if version == protocols[0] && w.discover(ctx) { // it was only slow to start, or has changed
+			return nil
+		}
 		w.update(func() { w.caps &= capRoots | capSampling })
-	}
-	if w.discover(ctx) { // it was only slow to start, or has changed
-		return nil
 	}
 	return err
 }
@@ -794,12 +794,10 @@ var listTable = map[string]struct{ method, id string }{
 	"resourceTemplates": {"resources/templates/list", "uriTemplate"},
 }
 
-// readManifest asks a process for everything that it offers. If the process answers the request for
+// readManifest asks the process for everything that it offers. If the process answers the request for
 // its prompts or resources with an error, readManifest adds a problem, and the module is hosted
 // with its tools.
-func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, errTimeout)
-	defer cancel()
+func (w *Worker) readManifest() (*manifest, error) {
 	m := &manifest{
 		Lists:     make(map[string][]json.RawMessage),
 		About:     w.info.text("instructions"),
@@ -809,8 +807,8 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 	// usher's own runtimes list here the functions that they can't offer.
 	problems := members(w.capability("experimental")).object("usher/problems").get("problems")
 	_ = json.Unmarshal(problems, &m.Problems)
-	for _, key := range slices.Backward(sortedKeys(listTable)) { // tools first
-		list, err := w.list(ctx, key)
+	for _, key := range sortedKeys(listTable) {
+		list, err := w.list(key)
 		switch {
 		case err == nil:
 		case asFault(err).Code == codeNoMethod: // a server may have resources and no templates
@@ -841,7 +839,9 @@ func readManifest(ctx context.Context, w *Worker) (*manifest, error) {
 // list returns the whole list under a key of listTable, read page by page. The list of a module
 // without the capability is empty. The error of a later page, or of pages that repeat, comes with the
 // earlier pages.
-func (w *Worker) list(ctx context.Context, key string) (all []json.RawMessage, _ error) {
+func (w *Worker) list(key string) (all []json.RawMessage, _ error) {
+	ctx, cancel := context.WithTimeoutCause(w.ctx, startTimeout, errTimeout)
+	defer cancel()
 	method := listTable[key].method
 	capability, _, _ := strings.Cut(method, "/")
 	if w.capability(capability) == nil {
@@ -894,8 +894,9 @@ type Caller struct {
 	// a principal without a session. Callers with the same Member share one process of a hosted
 	// server. When Member ends, the process answers its calls and ends.
 	Member context.Context
-	// Begun is called when a call is handed to a runner; it may be nil.
-	Begun func()
+	// Begun is called when a call is about to be handed to a runner. Its error refuses the call. It may be
+	// nil.
+	Begun func() error
 	// Stream returns the notification stream of the caller's session, nil if none is open. The field
 	// itself is nil for callers without a session.
 	Stream func() *outbox
