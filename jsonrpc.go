@@ -96,8 +96,9 @@ func parseMessage(raw []byte) (*Message, error) {
 		// A peer that sends a malformed error has failed anyway, so it is parsed as far as possible.
 		m.Err = &fault{Code: codeInternal, Message: "unspecified error"}
 		_ = json.Unmarshal(e, m.Err)
-		if code, ok := integerOf(members(e).get("code")); ok { // Unmarshal refuses -32000.0
-			m.Err.Code, _ = strconv.Atoi(code)
+		digits, _ := integerOf(members(e).get("code")) // Unmarshal refuses -32000.0
+		if code, err := strconv.Atoi(digits); err == nil {
+			m.Err.Code = code
 		}
 	}
 	id := o.get("id")

@@ -186,6 +186,7 @@ func TestErrorsOfPeersAreRead(t *testing.T) {
 		`{"code":-32601.0,"message":"m","data":[1]}`: `{"code":-32601,"message":"m","data":[1]}`,
 		`{"message":"m","code":-3.2e4}`:              `{"code":-32000,"message":"m"}`,
 		`{"code":1.5,"message":"m"}`:                 `{"code":-32603,"message":"m"}`,
+		`{"code":1e30,"message":"m"}`:                `{"code":-32603,"message":"m"}`,
 		`{"code":"1","message":"m"}`:                 `{"code":-32603,"message":"m"}`,
 		`{"message":["m"]}`:                          `{"code":-32603,"message":"unspecified error"}`,
 		`"boom"`:                                     `{"code":-32603,"message":"unspecified error"}`,
