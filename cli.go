@@ -126,6 +126,7 @@ func (a *app) status(ctx context.Context, name string, err error) int {
 // comes after the flags, one of which names it, and is not touched if they are wrong.
 func (a *app) runCommand(ctx context.Context, name string, c command, args []string) error {
 	fs := flag.NewFlagSet(name, flag.ContinueOnError)
+	// Every command that uses the data folder has the flag -base, so setup declares it for none.
 	if c.data {
 		fs.StringVar(&a.base, "base", "", "")
 	}
@@ -242,7 +243,8 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 func (a *app) withModules(
 	ctx context.Context, dirs []string, c registryConfig, do func(*Registry) error,
 ) error {
-	daemon := readDaemon(a.data) // zero if none runs: then the person who runs the command decides
+	// The daemon's rules count only while it runs: otherwise, the person who runs the command decides.
+	daemon := readDaemon(a.data)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if daemon.RequireApproval {
 		c.Approved = filepath.Join(a.data, approvedName)
@@ -511,6 +513,7 @@ func (a *app) ask(
 	}
 	defer answer.Body.Close()
 	// The answer is JSON on one line, or a stream of events, each with one line of data.
+	// Everything before the answer is a notification or a question.
 	for lines := newLineReader(answer.Body, maxWorkerLine); ; {
 		line, err := lines.next()
 		data, isData := bytes.CutPrefix(line, []byte("data:"))
@@ -800,6 +803,7 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 		}
 	}
 	c.Roots = roots
+	// A running daemon decides which folders are served. Without one, they are those of the command.
 	if c.Served == nil {
 		c.Served = roots
 	}

@@ -106,9 +106,9 @@ func newModuleReport(s *Module) moduleReport {
 	return m
 }
 
-// addModule adds a hosted module, its tools in view and notes for its author to a line.
-// whole is the view that has the paths of webhooks.
-func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL string) {
+// addModule adds a hosted module, its tools in view and notes for its author to l.
+// unscoped is the view that has the paths of webhooks.
+func (a *app) addModule(l *moduleReport, m *Module, view, unscoped *View, daemonURL string) {
 	if m.Err != nil {
 		l.Error = explain(m.Err)
 	}
@@ -121,9 +121,9 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemonURL
 	for _, t := range view.ToolsOf[m] {
 		l.Label = t.Label
 		isSame := func(other *Item) bool { return other.Method == t.Method }
-		hook := whole.ToolsOf[m][slices.IndexFunc(whole.ToolsOf[m], isSame)]
+		hook := unscoped.ToolsOf[m][slices.IndexFunc(unscoped.ToolsOf[m], isSame)]
 		tool := newToolReport(t.Name, t.Method)
-		receiver, claimants := whole.Hook(hook.HookPath)
+		receiver, claimants := unscoped.Hook(hook.HookPath)
 		if receiver == hook {
 			root := cmp.Or(daemonURL, "http://127.0.0.1:3000/") // by default
 			tool.Webhook = root + webhookPrefix[1:] + hook.HookPath

@@ -211,9 +211,9 @@ func (f *serveFlags) exposure() string {
 	return ""
 }
 
-// whoSendsWebhooks returns a sentence on what senders of webhooks need. If unsigned webhooks are
+// webhookPolicy returns a sentence on what senders of webhooks need. If unsigned webhooks are
 // off, it names the flag or the address that is the reason: the owner may have added it for MCP only.
-func (f *serveFlags) whoSendsWebhooks() string {
+func (f *serveFlags) webhookPolicy() string {
 	return formatText("webhooks", map[string]any{
 		"Secret":     f.webhooks.secret,
 		"Signatures": f.webhooks.acceptSignatures,
@@ -240,7 +240,7 @@ type daemon struct {
 	log   *slog.Logger
 	out   io.Writer // for text that people read while the daemon runs; discards it without a terminal
 
-	bannered atomic.Bool // the banner shows the modules
+	bannerShown atomic.Bool // the banner shows the modules
 
 	record   daemonRecord
 	listener net.Listener
@@ -369,7 +369,7 @@ func (d *daemon) announce(roots []string) error {
 		return err
 	}
 	d.log.Info("listening", "version", version(), "address", d.listener.Addr().String(), "url", d.record.URL,
-		"webhooks", d.flags.whoSendsWebhooks())
+		"webhooks", d.flags.webhookPolicy())
 	return nil
 }
 
@@ -521,7 +521,7 @@ func (d *daemon) openLog() *slog.Logger {
 // a module's, and quoted as slog does it.
 func (d *daemon) showRecord(record object) {
 	early := record.text("level") == "INFO" || record.get("file") != nil
-	if early && !d.bannered.Load() {
+	if early && !d.bannerShown.Load() {
 		return
 	}
 	mark := "   "
@@ -568,9 +568,9 @@ func (d *daemon) followModules(ctx context.Context) {
 		}
 		// Before the report: a change during the report then leads to another one.
 		changed := d.registry.Changed()
-		isFirst := !d.bannered.Load()
+		isFirst := !d.bannerShown.Load()
 		if !settled { // from now on, records show what the banner may miss
-			d.bannered.Store(true)
+			d.bannerShown.Store(true)
 		}
 		modules := d.app.report(d.registry, scopeAll(), d.record.URL)
 		d.warnOfNotes(modules, noted)
@@ -580,14 +580,14 @@ func (d *daemon) followModules(ctx context.Context) {
 		if settled {
 			logReady() // not shown before the banner
 		}
-		d.bannered.Store(true)
+		d.bannerShown.Store(true)
 		if isFirst {
 			fmt.Fprint(d.out, formatText("banner", map[string]any{
 				"Modules":  modules,
 				"Root":     d.registry.Roots[0],
 				"Base":     d.app.base,
 				"Record":   d.record,
-				"Webhooks": d.flags.whoSendsWebhooks(),
+				"Webhooks": d.flags.webhookPolicy(),
 			}))
 		}
 		if settled { // else modules may have become ready since WaitAll has returned

@@ -3,7 +3,7 @@
 // here depends on claims or sessions.
 //
 // A delivery passes through these steps, and each one refuses what it can, so that a sender
-// costs no more than it has earned: the secret and the method of HTTP; the path; the content
+// without proof costs little: the secret and the method of HTTP; the path; the content
 // type; the body, within limits; the signature; the parameters; the call. A sender that has
 // shown neither a secret nor a signature gets 401 whatever the step, because another status would
 // tell it which webhooks exist; 503 if there is no room for its body.
