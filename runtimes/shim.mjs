@@ -524,7 +524,7 @@ const MISSING = Symbol('marks the schema of a type that includes undefined')
 const PLAIN_TYPE = /^(string|number|integer|boolean)$/
 // OF_FUNCTION matches a comment of a function, even if blank lines follow.
 const OF_FUNCTION = /^(?![^]*@(callback|typedef))[^]*@(param|arg|return)/i
-const DIRECTIVE = /^\s*\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference).+/gm
+const DIRECTIVE = /^\s*\/[*/]+\s*(eslint|@ts-|prettier-|biome-|<reference).+/gm
 const LICENCE = /^(@licen[sc]e|copyright|spdx|this file is part of)/i
 // COMMENTS matches a comment: a block, or lines.
 const COMMENTS = /\s*(\/\*[^]*?\*\/|(?:\/\/.*(\n[^\S\n]*(?=\/\/))?)+)/gy
@@ -576,7 +576,7 @@ class Source {
       if (this.js.slice(at - name.length, at).trim() !== '') continue
       this.types.set(name, { at, doc: flat(this.docAbove(index)) })
     }
-    for (const [comment] of text.matchAll(/\/\*\*[^]*?\*\//g)) {
+    for (const [comment] of text.matchAll(/\/\*\*[^]*?\*[/]/g)) {
       // docs has those of a type and its members.
       let docs
       for (const doc of paramDocs(clean(comment))) {

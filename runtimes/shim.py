@@ -141,8 +141,8 @@ def message_of(e):
 
 # ---- Reading JSON: types and their schemas
 
-# the default of a parameter that has none
-REQUIRED = object()
+# the default of a parameter or field that has none
+REQUIRED = dataclasses.MISSING
 
 
 class Type:
@@ -332,10 +332,10 @@ class TypeBuilder:
             return self.choice({encode(value): value for value in args})
         if hasattr(origin, "model_json_schema"):
             return self.model(origin)
-        if isinstance(origin, type) and issubclass(origin, enum.Enum):
+        if isinstance(origin, enum.EnumMeta):
             members = {encode(enum_value(member)): member for member in origin}
             return self.choice(members, class_doc(origin)[0])
-        if isinstance(origin, type) and hasattr(origin, "__total__"):
+        if hasattr(origin, "__total__"):  # TypedDict
             return self.record(origin, self.typed_dict_fields, dict)
         if isinstance(origin, type) and dataclasses.is_dataclass(origin):
             return self.record(origin, self.dataclass_fields, origin)
@@ -474,11 +474,9 @@ class TypeBuilder:
             if not f.init:
                 continue
             default = f.default
-            if default is dataclasses.MISSING:
-                default = REQUIRED
-                if f.default_factory is not dataclasses.MISSING:
-                    # each call makes a new one, so no schema shows it
-                    default = None
+            if f.default_factory is not dataclasses.MISSING:
+                # each call makes a new one, so no schema shows it
+                default = None
             type_ = self.build(hints.get(f.name, typing.Any))
             doc = docs.get(f.name) or f.metadata.get("description")
             fields.append(Field(f.name, type_, default, doc))
@@ -711,19 +709,6 @@ KNOWN_YIELDS = (
 )
 
 
-def new_future():
-    # importing it is slow
-    from concurrent.futures import Future
-
-    return Future()
-
-
-def failed_ask(problem):
-    asked = new_future()
-    asked.set_exception(RuntimeError(problem))
-    return asked
-
-
 class Call:
     """One tools/call in progress. It is answered once, whatever the method does."""
 
@@ -848,16 +833,13 @@ class Call:
             if self.ended:
                 return generator.close()
             step, value = generator.send, None
-            asked = self.take(item)
-            if not asked:
-                continue
             try:
-                value = asked.result()
-            except RuntimeError as e:
+                asked = self.take(item)
+                value = asked and asked.result()
+            except Exception as e:
+                if self.ended:
+                    return generator.close()
                 step, value = generator.throw, e.with_traceback(None)
-            # it was cancelled
-            except Exception:
-                return generator.close()
 
     async def drain_async(self, generator):
         """Does for an asynchronous generator what drain does.
@@ -874,12 +856,10 @@ class Call:
                 if self.ended:
                     return None
                 step, value = generator.asend, None
-                asked = self.take(item)
-                if not asked:
-                    continue
                 try:
-                    value = await asyncio.wrap_future(asked)
-                except RuntimeError as e:
+                    asked = self.take(item)
+                    value = asked and await asyncio.wrap_future(asked)
+                except Exception as e:
                     step, value = generator.athrow, e.with_traceback(None)
         finally:
             # also if the call is cancelled while it asks
@@ -888,8 +868,7 @@ class Call:
     def take(self, item):
         """Handles what a generator yielded.
 
-        It returns the future of the client's answer if the item asks the client, and a
-        future that raises RuntimeError if the item is unknown.
+        It returns the future of the client's answer if the item asks the client.
         """
         keys = set(item) if isinstance(item, dict) else set()
         if "ask" in keys and keys <= {"ask", "params"}:
@@ -910,7 +889,7 @@ class Call:
             self.yielded = item
         else:
             given = ", ".join(map(str, item)) if keys else type(item).__name__
-            return failed_ask(f"unknown yield of {given}: want {KNOWN_YIELDS}")
+            raise RuntimeError(f"unknown yield of {given}: want {KNOWN_YIELDS}")
         return None
 
     def ask(self, item):
@@ -918,7 +897,10 @@ class Call:
 
         The future raises RuntimeError for an error, and is cancelled with the call.
         """
-        asked = new_future()
+        # importing it is slow
+        from concurrent.futures import Future
+
+        asked = Future()
         key = f"ask-{id(asked)}"
         try:
             params = json.loads(encode(item.get("params", {})))
@@ -926,7 +908,7 @@ class Call:
             params["_meta"] = {**params.get("_meta", {}), "usher/call": self.id}
         except Exception as e:
             problem = "ask: params must be an object that can be written as JSON"
-            return failed_ask(f"{problem}: {message_of(e)}")
+            raise RuntimeError(f"{problem}: {message_of(e)}") from None
         with self.lock:
             if self.ended:
                 asked.cancel()
