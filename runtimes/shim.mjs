@@ -214,28 +214,25 @@ class Call {
       if (done) return value
       // Let other calls and a cancellation proceed, even if the generator never waits.
       await new Promise(setImmediate)
-      resume = () => steps.next()
       if (this.ended) return steps.return()
-      if (hasOnly(value, 'ask', 'params')) {
-        try {
-          const answer = await this.ask(value)
-          resume = () => steps.next(answer)
-        } catch (err) {
-          resume = () => steps.throw(err)
-        }
-        if (this.ended) return steps.return()
-      } else if (hasOnly(value, 'progress', 'total', 'message')) {
-        this.progress(value)
-      } else if (hasOnly(value, 'log', 'level')) {
-        this.message(value)
-      } else {
-        let given = kind(value)
-        if (given === 'object') given = `{ ${Object.keys(value).join(', ')} }`
-        const known = '{ ask, params }, { progress, total, message } or { log, level }'
-        const err = new TypeError(`unknown yield of ${given}: want ${known}, and return the result`)
+      try {
+        const answer = await this.take(value)
+        resume = () => steps.next(answer)
+      } catch (err) {
         resume = () => steps.throw(err)
       }
+      if (this.ended) return steps.return()
     }
+  }
+
+  // take handles what a generator yielded. It returns the client's answer to an ask.
+  take(value) {
+    if (hasOnly(value, 'ask', 'params')) return this.ask(value)
+    if (hasOnly(value, 'progress', 'total', 'message')) return this.progress(value)
+    if (hasOnly(value, 'log', 'level')) return this.message(value)
+    const given = kind(value) === 'object' ? `{ ${Object.keys(value).join(', ')} }` : kind(value)
+    const known = '{ ask, params }, { progress, total, message } or { log, level }'
+    throw new TypeError(`unknown yield of ${given}: want ${known}, and return the result`)
   }
 
   // ask sends a request to the client, and waits for the answer or the end of the call.
@@ -938,8 +935,7 @@ class Source {
   }
 
   intersection() {
-    const parts = this.list('&', () => this.postfix())
-    return parts.length === 1 ? parts[0] : merged(parts)
+    return merged(this.list('&', () => this.postfix()))
   }
 
   postfix() {
@@ -988,7 +984,6 @@ class Source {
     if (/^(true|false)$/.test(text)) return { type: 'boolean', enum: [text === 'true'] }
     // usher takes a null for a parameter that is left out.
     if (/^(undefined|void|null)$/.test(text)) return { [MISSING]: true }
-    if (text === 'readonly') return this.postfix()
     const list = text === 'typeof' && this.constant(this.take())
     if (list) return list
     while (this.eat('.')) if (!this.is('<')) text = this.take()
@@ -1011,7 +1006,7 @@ class Source {
       case 'partial':
         return { ...args[0], required: undefined }
       case 'readonly':
-        return args[0] ?? {}
+        return args[0] ?? this.postfix()
     }
     if (!/^(any|unknown)$/.test(name)) this.unknown = text
     return {}
@@ -1189,4 +1184,4 @@ try {
   process.exit(1)
 }
 const input = new net.Socket({ fd: pipes.input, writable: false })
-input.on('data', onData).on('error', onEnd).on('close', onEnd).on('end', onEnd)
+input.on('data', onData).on('error', onEnd).on('end', onEnd)
