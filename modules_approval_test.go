@@ -189,6 +189,11 @@ func TestApprovalCountsUnderItsDIR(t *testing.T) {
 	must(t, os.Symlink(sub+"/m.usher.py", other+"/m.usher.py"))
 	check(t, "approved by its link", approveAll(t, data, other), 1)
 	check(t, "refused by its link", refusedModules(t, data, other, dir), []string{"m"})
+
+	// A DIR that is a link counts as well.
+	must(t, os.Symlink(sub, other+"/link"))
+	check(t, "approved under DIR", approveAll(t, data, dir), 1)
+	check(t, "refused by a linked DIR", refusedModules(t, data, dir, other+"/link"), []string{"m"})
 }
 
 // A broken record approves nothing, and the owner reads that it is broken.

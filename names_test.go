@@ -48,6 +48,8 @@ func TestToolNamesAreUnique(t *testing.T) {
 			[]string{"p-d_x", "w-d_x"}},
 		{"no folder above the hosted one",
 			[]string{"/w/d.usher:d x", "/w/w/d.usher:d x"}, []string{"d-#_x", "w-w-d_x"}},
+		{"a link in the hosted folder itself", []string{"/v/d.usher:d x", "/w/q/d.usher:d x"},
+			[]string{"q-d_x", "w-d_x"}},
 		{"a link to elsewhere", []string{"/v/p/d.usher:d x", "/w/q/d.usher:d x"},
 			[]string{"p-d_x", "q-d_x"}},
 		{"folders that are one when joined",

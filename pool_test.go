@@ -287,6 +287,26 @@ func TestLostStateIsToldOnce(t *testing.T) {
 	})
 }
 
+// A client without a session has no state that it could lose.
+func TestOnlySessionsLoseState(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		call := func() string {
+			return b.Modern("tools/call", `{"name":"m_wait","arguments":{"seconds":0}}`).Text()
+		}
+		check(t, "a call without a session", call(), "waited")
+		pass(sweepTime)
+		for i := range maxProcsOpen {
+			if i == maxProcsOpen-1 {
+				pass(roomIdle)
+			}
+			a := b.open(protocols[0]).Call("m_wait", `{"seconds":0}`)
+			check(t, fmt.Sprint("session ", i), a.Text(), "waited")
+			pass(sweepTime)
+		}
+		check(t, "the next call without a session", call(), "waited")
+	})
+}
+
 // A process whose session ends while it starts ends, too.
 func TestUnwantedStartEnds(t *testing.T) {
 	inSync(t, func(t *testing.T) {
