@@ -80,8 +80,7 @@ const asking = [
   ['everything_trigger-sampling-request', { prompt: 'sail', maxTokens: 9 }, text('a model of clients.mjs')],
   ['everything_trigger-elicitation-request', {}, text('declined')],
   ['everything_trigger-url-elicitation', { url: 'https://example.com/' }, text('declined')],
-  // This tool can be called only as a task, and usher has no tasks.
-  ['everything_simulate-research-query', { topic: 'ships' }, failed('task')],
+  // usher leaves out everything_simulate-research-query, which can only be called as a task.
 ];
 
 const filesystem = (files) => [
