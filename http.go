@@ -181,7 +181,8 @@ type connections struct {
 	maxOpen       int // the limit for all
 
 	mu sync.Mutex
-	// since when a connection has no admitted request, see idleAge; the zero time if it has one
+	// open maps a connection to the time since when it has no admitted request (see idleAge), or to the
+	// zero time if it has one.
 	open map[net.Conn]time.Time
 }
 

@@ -554,10 +554,10 @@ func (o *moduleOwner) tryAgain(wait time.Duration) {
 }
 
 // checkCurrent returns nil if p serves the newest version, or if usher does not follow changes, or runs
-// only approved content: then scans alone begin versions. p is nil if no version is served. If the source file has changed since the last scan, checkCurrent
-// scans the workspace. A file that is gone does not count as changed: scans notice its removal. The
-// error is errRetired if a newer version is ready or pending, else the reason why that can't be
-// hosted.
+// only approved content: then scans alone begin versions. p is nil if no version is served. If the
+// source file has changed since the last scan, checkCurrent scans the workspace. A file that is gone
+// does not count as changed: scans notice its removal. The error is errRetired if a newer version is
+// ready or pending, else the reason why that can't be hosted.
 func (o *moduleOwner) checkCurrent(ctx context.Context, p *pool) error {
 	r := o.registry
 	if p != nil && (!r.Watch || r.Approved != "") {
