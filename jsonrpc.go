@@ -61,8 +61,8 @@ func asFault(err error) *fault {
 	return &fault{Code: codeInternal, Status: http.StatusInternalServerError, Message: err.Error()}
 }
 
-// isRPC reports whether err, which must not be nil, is an error of JSON-RPC: one that a peer answered
-// or is to be told by its code. All others have an HTTP status: see asFault.
+// isRPC reports whether err, which must not be nil, is an error of JSON-RPC, which has a code and no
+// HTTP status. All other errors have an HTTP status: see asFault.
 func isRPC(err error) bool { return asFault(err).Status == 0 }
 
 // Message is a JSON-RPC message. A request has a Method and an ID, a notification only a

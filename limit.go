@@ -21,7 +21,7 @@ const (
 	maxConns  = 1000     // connections without an admitted request; fewer if descriptors are few
 	maxHeader = 16 << 10 // bytes of one request's headers; net/http adds 4 KiB
 	maxLogged = 200      // bytes of one value in the log that a client chose
-	maxError  = 4 << 10  // bytes of one error's text, which counts for nobody
+	maxError  = 4 << 10  // bytes of one error's text, which usher does not count
 
 	// memory.go: what usher holds in memory for requests.
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)

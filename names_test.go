@@ -117,7 +117,7 @@ func TestSharedNamesAreNobodys(t *testing.T) {
 	check(t, "d/handleX is a webhook of one", hook != nil || len(claimants) != 1, false)
 }
 
-// If a module goes on with the old file of its link, and another link leads to that file, only the
+// If a module keeps serving the old file of its link, and another link leads to that file, only the
 // module of the other link has names.
 func TestOldFileOfALinkHasNoNames(t *testing.T) {
 	old, link := module(t, "/x.usher:x f"), module(t, "/x.usher:x f")

@@ -77,7 +77,8 @@ type pool struct {
 	procs   []*Worker                     // that have not ended, in the order of their first calls
 	calls   map[*call]bool                // under way, or waiting to be made
 	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start
-	evicted map[context.Context]bool      // Members of sessions whose process has made room, until their next call
+	// evicted contains the Members of sessions whose process has made room, until their next call.
+	evicted map[context.Context]bool
 }
 
 // newPool returns a pool without processes, which accepts calls until ctx ends.
