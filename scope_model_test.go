@@ -70,7 +70,8 @@ const (
 )
 
 // modelCodes are the codes of claims, which are drawn again and again, and one that is not.
-var modelCodes = []string{"AAAAAA", "BBBBBB", "CCCCCC", "DDDDDD", "ZZZZZZ"}
+// Each has an 8, which the random ids in the log (rand.Text) never contain.
+var modelCodes = []string{"AAAAA8", "BBBBB8", "CCCCC8", "DDDDD8", "ZZZZZ8"}
 
 // modelTools are the tools of the workspace, and their folders.
 var modelTools = map[string]string{
