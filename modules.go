@@ -275,16 +275,22 @@ func (r *Registry) Refresh(ctx context.Context, since time.Time) {
 }
 
 // update tells the owners of modules what a scan has found, and removes the modules that are gone.
-// The caller holds r.scanning.
+// A module that a scan misses goes on until the next scan, because editors replace files by removing
+// them for a moment. It is removed at once if the scan found a new module, to which its file may have
+// moved. The caller holds r.scanning.
 func (r *Registry) update(s *scan) {
 	check := r.approval()
+	known := len(r.modules)
 	for _, key := range sortedKeys(s.sources) {
 		if found := s.sources[key]; r.Only == nil || r.Only(found.Name) {
 			r.compare(found, check)
 		}
 	}
+	isMove := len(r.modules) > known
 	for key, o := range r.modules {
-		if s.has(o.source) {
+		wasMissed := o.missed
+		o.missed = !s.has(o.source)
+		if !o.missed || !wasMissed && !isMove {
 			continue
 		}
 		if o.source.Name != "" {
@@ -370,6 +376,7 @@ type moduleOwner struct {
 
 	// Guarded by Registry.scanning.
 	source source // the newest; zero until its first version begins
+	missed bool   // by the last scan
 
 	mu       sync.Mutex // guards the fields below
 	pool     *pool      // of the newest version

@@ -408,6 +408,30 @@ func TestListsWaitForTheirScope(t *testing.T) {
 	})
 }
 
+// A module that a scan misses goes on until the next scan, unless its file may have moved.
+func TestMissedModuleGoesOn(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		scans []*scan
+		want  bool
+	}{
+		{"missed once", []*scan{scanOf()}, true},
+		{"missed twice", []*scan{scanOf(), scanOf()}, false},
+		{"missed, found, missed", []*scan{scanOf(), scanOf("p"), scanOf()}, true},
+		{"another was found instead", []*scan{scanOf("q")}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := introspecting(t)
+			first := r.modules["/w/p/m.usher#p"]
+			for _, s := range tt.scans {
+				r.update(s)
+			}
+			check(t, "it goes on", r.modules["/w/p/m.usher#p"] == first && first.ctx.Err() == nil, tt.want)
+		})
+	}
+}
+
 // The result of an introspection does not count for a module that was removed and added
 // again meanwhile, and the lists of an old process do not count for a newer version.
 func TestLateIntrospectionIsDropped(t *testing.T) {
@@ -415,7 +439,8 @@ func TestLateIntrospectionIsDropped(t *testing.T) {
 	r := introspecting(t)
 	first := r.modules["/w/p/m.usher#p"]
 	r.update(newScan(nil, nil))
-	check(t, "modules after a scan that missed the file", len(r.modules), 0)
+	r.update(newScan(nil, nil))
+	check(t, "modules after two scans that missed the file", len(r.modules), 0)
 	r.update(scanOf("p"))
 	second := r.modules["/w/p/m.usher#p"]
 	check(t, "it is the same module", first == second, false)
