@@ -89,7 +89,7 @@ func checkLogLevel(level string) error {
 		return nil
 	}
 	return rpcErrorf(codeInvalidParams, "unknown log level %q: use one of %s",
-		clipText(level, 50), strings.Join(logLevels, ", "))
+		level, strings.Join(logLevels, ", "))
 }
 
 // clientCaps is the set of capabilities that a client declared: what modules may ask it
@@ -175,7 +175,7 @@ func (c clientCaps) checkAsk(method string, params object) (lacked clientCaps, e
 			needs = capElicitURL
 		}
 	default:
-		return 0, rpcErrorf(codeNoMethod, "unknown method %s", clipText(method, 100))
+		return 0, rpcErrorf(codeNoMethod, "unknown method %s", method)
 	}
 	lacked = needs &^ c
 	if lacked != 0 {
@@ -410,7 +410,7 @@ func parseIdentity(h http.Header, method string, identity object) (c clientProfi
 		return c, nil
 	}
 	first := *asFault(err) // its code, and the texts of all
-	first.Message = strings.ReplaceAll(err.Error(), "\n", "; ")
+	first.Message = clipText(strings.ReplaceAll(err.Error(), "\n", "; "), maxError)
 	return c, &first
 }
 
@@ -441,7 +441,7 @@ func checkHeader(h http.Header, header, key string, value json.RawMessage) error
 		}
 	}
 	return rpcErrorf(codeHeaderMismatch, "header %s is %q, but the body's %q is %s",
-		header, clipText(strings.Join(sent, ", "), 200), key, cmp.Or(clipText(string(value), 200), "missing"))
+		header, strings.Join(sent, ", "), key, cmp.Or(string(value), "missing"))
 }
 
 // decodeHeader returns the text in a header's value. It decodes the base64 form that

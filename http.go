@@ -33,10 +33,11 @@ func explain(err error) string {
 	return explain(e.Err)
 }
 
-// httpErrorf returns the refusal of an HTTP request, with a formatted message of at most maxError bytes.
+// httpErrorf returns the refusal of an HTTP request: see rpcErrorf.
 func httpErrorf(status int, format string, args ...any) *fault {
-	text := clipText(fmt.Sprintf(format, args...), maxError)
-	return &fault{Code: codeRefused, Status: status, Message: text}
+	e := rpcErrorf(codeRefused, format, args...)
+	e.Status = status
+	return e
 }
 
 // errMethod returns the refusal of a request whose method is not one of allowed, such as "GET, POST".
@@ -121,7 +122,7 @@ func (p *originPolicy) admit(r *http.Request) error {
 	isAddr := err == nil && !addr.Unmap().IsUnspecified()
 	if !isAddr && !isLoopback(host) && !slices.Contains(p.hosts, host) {
 		return httpErrorf(http.StatusForbidden,
-			"host %q is not allowed: start usher serve with -allow-host %[1]s", clipText(host, 100))
+			"host %q is not allowed: start usher serve with -allow-host %[1]s", host)
 	}
 	origins := r.Header.Values("Origin")
 	// A frame in a page of another site sends no Origin, and could be used to guess codes.
@@ -135,7 +136,7 @@ func (p *originPolicy) admit(r *http.Request) error {
 		local := err == nil && isLoopback(u.Hostname())
 		if !local && !slices.Contains(p.origins, strings.ToLower(origin)) {
 			return httpErrorf(http.StatusForbidden,
-				"origin %q is not allowed: start usher serve with -allow-origin %[1]s", clipText(origin, 100))
+				"origin %q is not allowed: start usher serve with -allow-origin %[1]s", origin)
 		}
 	}
 	return nil

@@ -47,9 +47,10 @@ type fault struct {
 func (e *fault) Error() string { return e.Message }
 func (e *fault) Unwrap() error { return e.Err }
 
-// rpcErrorf returns an error of JSON-RPC with a formatted message.
+// rpcErrorf returns an error of JSON-RPC with a formatted message, cut to maxError bytes: it may repeat
+// what a peer sent.
 func rpcErrorf(code int, format string, args ...any) *fault {
-	return &fault{Code: code, Message: fmt.Sprintf(format, args...)}
+	return &fault{Code: code, Message: clipText(fmt.Sprintf(format, args...), maxError)}
 }
 
 // asFault returns the outermost fault in err, or an internal error with err's text and HTTP status

@@ -163,43 +163,31 @@ func (c *counter) busy() bool {
 // used up its own share does not hold up others. The caller holds c.mu.
 func (c *counter) grantWaiting() {
 	c.waiting = slices.DeleteFunc(c.waiting, func(s *slot) bool {
-		if s.state == slotWaiting && c.reserveLocked(s.key, 1) {
-			s.state = slotRunning
+		s.counts = c.reserveLocked(s.key, 1)
+		if s.counts {
 			close(s.granted)
 		}
-		return s.state != slotWaiting
+		return s.counts
 	})
 }
 
-// slot counts one item of a key, which may have to wait for room. free does nothing for a
-// nil slot.
+// slot counts one item of a key, which may have to wait for room.
 type slot struct {
 	counter *counter
 	key     any
 
 	// Guarded by counter.mu:
-	state   slotState
-	granted chan struct{} // closed unless the slot waits
+	granted chan struct{} // closed unless the slot waits; nil if it does not count either
+	counts  bool
 }
 
-// slotState is the state of a slot.
-type slotState int
-
-const (
-	slotPaused   slotState = iota // it is not in the queue; queue puts it there
-	slotWaiting                   // it waits for room
-	slotRunning                   // it counts
-	slotReleased                  // it wants no room any more
-)
-
-// queue queues the slot, first come, first served, and returns a channel that is closed
-// when the slot counts or is free again. The caller must call release.
+// queue queues the slot, first come, first served, unless it waits or counts. It returns a channel that
+// is closed when the slot counts or is released. The caller must call release.
 func (s *slot) queue() (granted <-chan struct{}) {
 	c := s.counter
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.state == slotPaused {
-		s.state = slotWaiting
+	if s.granted == nil {
 		s.granted = make(chan struct{})
 		c.waiting = append(c.waiting, s)
 		c.grantWaiting()
@@ -207,23 +195,23 @@ func (s *slot) queue() (granted <-chan struct{}) {
 	return s.granted
 }
 
-// release makes room for good. It does not block.
-func (s *slot) release() { s.free(slotReleased) }
-
-// free makes room, and sets the slot's new state. It does not block.
-func (s *slot) free(state slotState) {
+// release makes room, or gives up waiting for it. It does not block, and does nothing for a nil slot or
+// one that neither waits nor counts.
+func (s *slot) release() {
 	if s == nil {
 		return
 	}
 	c := s.counter
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch s.state {
-	case slotWaiting:
-		close(s.granted)
-	case slotRunning:
+	switch {
+	case s.counts:
 		c.addLocked(s.key, -1)
+	case s.granted != nil:
+		close(s.granted)
 	}
-	s.state = state
+	c.waiting = remove(c.waiting, s)
+	s.granted = nil
+	s.counts = false
 	c.grantWaiting()
 }

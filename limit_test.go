@@ -136,19 +136,17 @@ func TestLimitIsPerPrincipal(t *testing.T) {
 }
 
 // limitRow matches a limit in limit.go, with its name and its value.
-// A wait for a slot ends when another goroutine pauses or releases the slot.
+// A wait for a slot ends when another goroutine releases the slot.
 func TestFreedSlotEndsItsWait(t *testing.T) {
-	for _, state := range []slotState{slotPaused, slotReleased} {
-		c := counter{perKey: 1}
-		c.reserve(everyone, 1)
-		s := &slot{counter: &c, key: everyone}
-		granted := s.queue()
-		s.free(state)
-		select {
-		case <-granted:
-		default:
-			t.Errorf("state %d: the slot still waits", state)
-		}
+	c := counter{perKey: 1}
+	c.reserve(everyone, 1)
+	s := &slot{counter: &c, key: everyone}
+	granted := s.queue()
+	s.release()
+	select {
+	case <-granted:
+	default:
+		t.Error("the slot still waits")
 	}
 }
 

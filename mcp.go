@@ -189,7 +189,7 @@ func (r *request) answer() (result object, err error) {
 	// answer that is written in time stays plain JSON.
 	defer time.AfterFunc(keepAlive, func() { r.out.open() }).Stop()
 	if r.method.eras&r.session.era == 0 {
-		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
+		return nil, rpcErrorf(codeNoMethod, "unknown method %q", r.name)
 	}
 	if len(r.progressToken()) > maxID { // each report repeats it
 		return nil, rpcErrorf(codeInvalidParams, "progressToken is longer than %s", formatSize(maxID))
@@ -393,7 +393,7 @@ func (r *request) find() (*Item, error) {
 			return nil, err
 		}
 	}
-	e := rpcErrorf(codeInvalidParams, "unknown %s %q", strings.TrimSuffix(list, "s"), clipText(name, 200))
+	e := rpcErrorf(codeInvalidParams, "unknown %s %q", strings.TrimSuffix(list, "s"), name)
 	if list == "resources" {
 		e.Data = object{{"uri", quote(name)}}.encode()
 		if r.session.era == stateful {

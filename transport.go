@@ -60,7 +60,7 @@ func (s *Server) servePOST(x *reservation) error {
 	contentType := x.req.Header.Get("Content-Type")
 	if kind, _, err := mime.ParseMediaType(contentType); err != nil || kind != "application/json" {
 		return httpErrorf(http.StatusUnsupportedMediaType,
-			"content type %q: want application/json", clipText(contentType, 100))
+			"content type %q: want application/json", contentType)
 	}
 	// Principal and session are fixed before the body is read, so that the body counts for
 	// the right principal, and nobody changes the access of a request under way.

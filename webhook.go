@@ -393,7 +393,7 @@ func parseType(h http.Header) (kind string, params map[string]string, err error)
 	isCoded := coding != "" && !strings.EqualFold(coding, "identity")
 	if isCoded || !isJSON && kind != formType && kind != multipartType {
 		return "", nil, httpErrorf(http.StatusUnsupportedMediaType,
-			"content type %q: want application/json or a form, not encoded", clipText(text+" "+coding, 100))
+			"content type %q: want application/json or a form, not encoded", text+" "+coding)
 	}
 	return kind, params, nil
 }

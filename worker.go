@@ -1029,7 +1029,7 @@ func (w *Worker) newAsk(msg *Message) (*clientRequest, error) {
 		done:   make(chan struct{}),
 	}
 	if c != nil {
-		c.slot.free(slotPaused)
+		c.slot.release()
 	}
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
 	w.asks[idKey(a.ID)] = a
@@ -1052,6 +1052,9 @@ func (w *Worker) ask(a *clientRequest) {
 		withdrawn := w.asks[idKey(a.ID)] != a
 		if c != nil && (w.calls[c.id] != c || !c.cancelled.IsZero()) {
 			err = errNotInCall
+		}
+		if c != nil && w.calls[c.id] != c { // it no longer runs, and had released its slot already
+			c.slot.release()
 		}
 		if err != nil { // it is short, and the module may wait for it although the call has ended
 			c = nil
