@@ -596,6 +596,33 @@ func TestLateAnswerToAnAskIsDropped(t *testing.T) {
 	})
 }
 
+// A call that ends while its client is asked releases its slot for good.
+func TestCallThatEndsInAnAskReleasesItsSlot(t *testing.T) {
+	inSync(t, func(t *testing.T) {
+		w := testWorker(kindPython, false, Caller{})
+		defer w.cancel()
+		w.makeReady()
+		running := counter{perKey: 1}
+		caller := Caller{Principal: principal("alice")}
+		caller.Ask = func(ctx context.Context, _ string, _ object) (object, error) {
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		}
+		c := newCall(t.Context(), caller)
+		c.slot = &slot{counter: &running, key: caller.Principal}
+		<-c.slot.queue()
+		must(t, w.startCall(c, "tools/call", nil))
+		params := objectOf(fmt.Sprintf(`{"_meta":{%q:%s}}`, metaCall, c.id))
+		w.handleRequest(&Message{ID: quote("x"), Method: "roots/list", Params: params})
+		synctest.Wait()
+		check(t, "slots in use while the client is asked", running.count(caller.Principal), 0)
+		w.update(func() { w.finishCall(c) }) // as for an answer of the module
+		w.endCall(c, nil)
+		check(t, "slots in use after the call", running.count(caller.Principal), 0)
+		check(t, "open requests", len(w.asks), 0)
+	})
+}
+
 // A process has at most maxAsks open requests to clients of one principal. No two have the same id.
 func TestOpenAsksAreBounded(t *testing.T) {
 	t.Parallel()
