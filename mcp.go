@@ -108,6 +108,7 @@ type request struct {
 	name    string    // of the method
 	method  mcpMethod // zero if unknown
 	params  object
+	token   json.RawMessage // under which the client wants progress; nil or null for none
 	caller  Caller
 	ctx     context.Context         // ends with the request; set by begin
 	cancel  context.CancelCauseFunc // ends ctx
@@ -126,6 +127,7 @@ func (s *Server) newRequest(from admission, out *outbox, msg *Message, params ob
 		name:      msg.Method,
 		method:    mcpMethods[msg.Method],
 		params:    params,
+		token:     slices.Clone(params.object("_meta").get("progressToken")), // else it keeps the whole body
 		arrived:   time.Now(),
 		counter:   &s.requests,
 	}
@@ -191,7 +193,7 @@ func (r *request) answer() (result object, err error) {
 	if r.method.eras&r.session.era == 0 {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", r.name)
 	}
-	if len(r.progressToken()) > maxID { // each report repeats it
+	if len(r.token) > maxID { // each report repeats it
 		return nil, rpcErrorf(codeInvalidParams, "progressToken is longer than %s", formatSize(maxID))
 	}
 	// Proxies and gateways route by the header, and the module by the parameter: they must not differ.
@@ -205,11 +207,6 @@ func (r *request) answer() (result object, err error) {
 		return nil, err
 	}
 	return result.forClient(r.session.era, r.method.life), nil
-}
-
-// progressToken returns the token under which the client wants reports, or nil.
-func (r *request) progressToken() json.RawMessage {
-	return r.params.object("_meta").get("progressToken")
 }
 
 // encodeAnswer returns the answer to the request. It is nil if the request was cancelled: then
@@ -254,8 +251,15 @@ func (r *request) send(msg []byte) bool {
 	return r.out.send(msg) || r.caller.reachable() && r.session.send(msg)
 }
 
-// notify sends a notification that belongs to the request, if the client wants it.
+// notify sends a notification that belongs to the request, if the client wants it. Modules report
+// progress under tokens of usher's own, because those of clients repeat.
 func (r *request) notify(method string, params object) {
+	if method == "notifications/progress" {
+		if isNull(r.token) {
+			return
+		}
+		params = params.set("progressToken", r.token)
+	}
 	if r.session.wants(method, params) {
 		r.send(encodeRequest(nil, method, params))
 	}
@@ -634,7 +638,7 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 		all:     k,
 		request: *r,
 		held:    r.server.memory.reserve(r.principal), // the call may outlive the message
-		report:  r.reporter(),
+		report:  r.notify,
 		asked:   make(chan *question),
 		done:    make(chan struct{}),
 	}
@@ -643,10 +647,9 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 	}
 	c.request.caller.Notify = c.notify
 	c.request.caller.Ask = c.ask
-	// The params are copied, because parts of the message would keep all of it in memory. See reporter
-	// for the token.
+	// The params are copied, because parts of the message would keep all of it in memory.
 	c.request.id = nil
-	c.request.params = members(withMeta(r.params, "progressToken", json.RawMessage("0")).encode())
+	c.request.params = members(r.params.encode())
 	c.request.ctx, c.request.cancel = context.WithCancelCause(r.server.stopped)
 	k.running.Go(c.run)
 	return c.next(r.ctx)
@@ -669,22 +672,6 @@ func (c *suspendedCall) run() {
 	if failed && c.lacked != 0 {
 		c.result = nil
 		c.err = c.lacked.errMissing(codeMissingCapability)
-	}
-}
-
-// reporter returns a function that notifies r. Progress is reported under the request's own
-// token, and only if it has one. The function keeps no params.
-func (r *request) reporter() func(method string, params object) {
-	notify := r.caller.Notify
-	token := slices.Clone(r.progressToken()) // else it would keep the whole body
-	return func(method string, params object) {
-		if method == "notifications/progress" {
-			if isNull(token) {
-				return
-			}
-			params = params.set("progressToken", token)
-		}
-		notify(method, params)
 	}
 }
 
@@ -774,7 +761,6 @@ func (c *suspendedCall) next(ctx context.Context) (object, error) {
 // instead. If the answer finds no room, it returns an error. In both cases, the call is still suspended.
 func (k *suspendedCalls) resume(r *request) (c *suspendedCall, again object, err error) {
 	state := r.params.text("requestState")
-	report := r.reporter()
 	// One lock for the look-up and the change: of several requests with one state, one continues the
 	// call. The state alone, although random, is not enough: it may have been seen in a log.
 	k.mu.Lock()
@@ -791,7 +777,7 @@ func (k *suspendedCalls) resume(r *request) (c *suspendedCall, again object, err
 		return nil, nil, err
 	}
 	delete(k.questions, state)
-	q.call.report = report
+	q.call.report = r.notify
 	q.answer <- answer
 	return q.call, nil, nil
 }

@@ -65,7 +65,6 @@ type call struct {
 	slot    *slot                   // released once the call no longer runs; nil for usher's own calls
 	worker  *Worker                 // nil for a shell function
 	id      string                  // in messages of the process
-	token   json.RawMessage         // the caller's own progress token; nil for none
 	answer  chan *Message           // 1-buffered
 
 	// Guarded by pool.mu:
@@ -539,9 +538,6 @@ func (w *Worker) adapt(c *call, params object) object {
 	client := clientProfile{caps: w.caps}
 	if c.ofClient() {
 		client = c.caller.Client
-		if token := meta.get("progressToken"); !isNull(token) {
-			c.token = token
-		}
 		meta = meta.set("progressToken", json.RawMessage(c.id))
 	}
 	if w.stateless {
@@ -639,19 +635,17 @@ func (w *Worker) answer(msg *Message) {
 	})
 }
 
-// passProgress passes progress on to its call, with the token that the caller chose.
+// passProgress passes progress on to the caller of the call that its token names.
 func (w *Worker) passProgress(params object) {
 	var caller Caller
-	var token json.RawMessage
 	w.update(func() {
 		if c := w.callOf(params.get("progressToken")); c != nil {
 			c.heard = time.Now()
 			caller = c.caller
-			token = c.token
 		}
 	})
-	if token != nil && caller.Notify != nil {
-		caller.Notify("notifications/progress", params.set("progressToken", token))
+	if caller.Notify != nil {
+		caller.Notify("notifications/progress", params)
 	}
 }
 
@@ -902,7 +896,7 @@ type Caller struct {
 	Stream func() *outbox
 	Client clientProfile
 
-	// Notify passes a notification on to the caller. The goroutine that reads the
+	// Notify passes a notification on to the caller, which replaces the token of progress by its own. The goroutine that reads the
 	// module's output calls it, so it must not wait for a client or a module. nil drops
 	// notifications.
 	Notify func(method string, params object)
