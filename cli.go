@@ -376,7 +376,7 @@ func (a *app) callHere(
 			return err
 		}
 		caller := Caller{Principal: everyone, Notify: a.notify}
-		params := progressCall(tool.Name, arguments(tool.Method.schema()))
+		params := progressCall(tool.Name, arguments(tool.Method.schema))
 		return a.printResult(tool.Call(ctx, caller, "tools/call", params))
 	})
 }
@@ -462,7 +462,7 @@ func (a *app) callRemote(ctx context.Context, name string, arguments func(*schem
 			tool := parseMethod(raw, kindConfig)
 			list = append(list, newToolReport(tool.Name, tool))
 			if tool.Name == name {
-				s = tool.schema()
+				s = tool.schema
 			}
 		}
 		page = nil

@@ -229,7 +229,7 @@ func (r *request) checkHeaders(tool *Item) error {
 		return nil
 	}
 	arguments := r.params.object("arguments")
-	schema := tool.Method.schema()
+	schema := tool.Method.schema
 	// Only what the schema marks is compared: other headers of this kind belong to proxies, or to a
 	// client that knows an earlier version of the tool.
 	for name := range schema.Properties {

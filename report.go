@@ -47,7 +47,7 @@ type toolReport struct {
 // newToolReport returns a report of a tool's method and parameters. A question mark follows the
 // name of a parameter that is optional.
 func newToolReport(name string, m *Method) toolReport {
-	s := m.schema()
+	s := m.schema
 	var params []string
 	for _, p := range m.definition.object("inputSchema").object("properties") {
 		key := p.key

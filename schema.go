@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 	"unicode/utf8"
 )
@@ -33,9 +32,9 @@ type Method struct {
 
 	docTags
 
-	definition object         // of the MCP tool, without its name
-	schema     func() *schema // of the arguments, decoded at the first call; not nil
-	rounds     bool           // its language is JavaScript, which rounds long integers
+	definition object  // of the MCP tool, without its name
+	schema     *schema // of the arguments; not nil
+	rounds     bool    // its language is JavaScript, which rounds long integers
 }
 
 // parseMethod parses an MCP tool definition of a module of the given kind. It removes the
@@ -64,7 +63,7 @@ func parseMethod(definition json.RawMessage, kind Kind) *Method {
 	if len(m.annotations) > 0 {
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
-	m.schema = sync.OnceValue(func() *schema { return decodeSchema(input) })
+	m.schema = decodeSchema(input)
 	return m
 }
 
@@ -413,7 +412,7 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 	if len(arguments) == 0 {
 		arguments = json.RawMessage("{}")
 	}
-	c := argumentCheck{root: m.schema(), left: 16*len(arguments) + 1<<16}
+	c := argumentCheck{root: m.schema, left: 16*len(arguments) + 1<<16}
 	c.rounds = m.rounds && members(arguments).get(webhookParam) == nil // senders can't change them
 	if wrong := c.value(c.root, &arguments); wrong != nil {
 		return nil, wrong

@@ -381,7 +381,6 @@ func TestCheckIsLinear(t *testing.T) {
 			tt.schema+`}}`)
 		items := strings.Repeat(tt.item+",", size-1) + tt.item
 		arguments := json.RawMessage(fmt.Sprintf(tt.arguments, items))
-		m.schema()
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		_, err := m.checkArguments(arguments)
@@ -602,8 +601,7 @@ func FuzzCheckArguments(f *testing.F) {
 		if invalid || members([]byte(arguments)) == nil {
 			return
 		}
-		decoded := decodeSchema(json.RawMessage(text))
-		m := &Method{schema: func() *schema { return decoded }}
+		m := &Method{schema: decodeSchema(json.RawMessage(text))}
 		fit, err := m.checkArguments(json.RawMessage(arguments))
 		if err != nil {
 			if wrong, ok := errors.AsType[*argumentError](err); !ok || wrong.Error() == "" {
@@ -616,8 +614,8 @@ func FuzzCheckArguments(f *testing.F) {
 			t.Fatalf("%s took %s, returned %s, and then %s, %v", text, arguments, fit,
 				again, err)
 		}
-		for _, name := range decoded.Required {
-			if decoded.Ref == "" && field(fit, name) == nil {
+		for _, name := range m.schema.Required {
+			if m.schema.Ref == "" && field(fit, name) == nil {
 				t.Fatalf("%s took %s without %q", text, arguments, name)
 			}
 		}

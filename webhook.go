@@ -311,7 +311,7 @@ func callError(ctx context.Context, err error) error {
 // because providers add fields to their deliveries at any time, and a decoder that ignores case would
 // take them for the parameter. Its errors are *fault.
 func (d *delivery) arguments() (json.RawMessage, error) {
-	schema := d.tool.Method.schema()
+	schema := d.tool.Method.schema
 	list, err := parameters(d.req.Header, d.body, schema)
 	if err != nil {
 		return nil, err
