@@ -53,6 +53,7 @@ func parseMethod(definition json.RawMessage, kind Kind) *Method {
 	}
 	if err := checkHookPath(cmp.Or(m.Hook, m.Name)); err != nil && m.IsHook {
 		m.problems = append(m.problems, err.Error())
+		m.IsHook = false
 	}
 	input := m.cleanSchema(list.get("inputSchema"), kind)
 	m.definition = list.without("name", "description")

@@ -111,7 +111,7 @@ type Item struct {
 	Name   string
 	Method *Method // of a tool
 	// HookPath is the path below /webhook/ for the tool's method, or "" for a method that
-	// receives no webhooks, or whose name can't be part of a URL.
+	// receives no webhooks.
 	HookPath string
 
 	ownName    string // the module's own name for a tool or prompt
@@ -222,13 +222,12 @@ func (v *View) addNamed(list string, items []*Item) {
 // bare name. That path then belongs to no tool; otherwise another method could take it
 // with @webhook.
 func (v *View) addWebhook(t *Item) {
-	path := cmp.Or(t.Method.Hook, t.Label+"/"+t.Method.Name)
-	if !t.Method.IsHook || checkHookPath(path) != nil {
+	if !t.Method.IsHook {
 		return
 	}
-	t.HookPath = path
+	t.HookPath = cmp.Or(t.Method.Hook, t.Label+"/"+t.Method.Name)
 	hooks := v.items["webhooks"]
-	hooks[path] = append(hooks[path], t)
+	hooks[t.HookPath] = append(hooks[t.HookPath], t)
 	if t.Method.Hook == "" && t.Label != t.Module.Name {
 		bare := t.Module.Name + "/" + t.Method.Name
 		hooks[bare] = append(hooks[bare], t)
