@@ -471,7 +471,6 @@ func (o *moduleOwner) introspectLater() {
 // publishLists serves what the newest version offers, if that is new.
 func (o *moduleOwner) publishLists(offered *manifest) {
 	p := o.pool
-	offered.Hash = offered.hash()
 	m := newModule(o, p, offered)
 	last := o.latest.Load()
 	if last.pool == p && last.Hash == m.Hash {
@@ -657,7 +656,7 @@ func newModule(o *moduleOwner, p *pool, offered *manifest) *Module {
 // ---- The cache
 
 // cacheFormat must change when the meaning of a cached manifest changes.
-const cacheFormat = "13"
+const cacheFormat = "14"
 
 // cachePath returns the file that caches what a module offers, so that a restart need not
 // start known modules. It may be deleted at any time.

@@ -590,7 +590,7 @@ func TestOddProcessesCauseFewIntrospections(t *testing.T) {
 				w = newWorker(p, Caller{Principal: everyone, Member: aMember()})
 			}
 			lists := &manifest{About: fmt.Sprint(n)}
-			lists.Hash = lists.hash()
+			lists.setHash()
 			o.onLists(w, lists)
 			synctest.Wait()
 			check(t, fmt.Sprint("introspections after lists ", n+1), len(r.introspecting.waiting), want)

@@ -902,17 +902,12 @@ type manifest struct {
 	Problems  []string                     // for the module's author
 	Stateless bool                         // it speaks a revision without sessions
 	Sessions  bool                         // it is stateless, and also speaks a revision with sessions
-	Hash      string                       // see hash; "" until the manifest is published
+	Hash      string                       // of the fields above, except Key
 	Parts     parts                        // of the module, when the manifest was cached
 }
 
-// hash returns a hash of what the module offers.
-func (m manifest) hash() string {
-	m.Key = ""
-	m.Hash = ""
-	m.Parts = parts{}
-	return hashOf(string(marshal(m)))
-}
+// setHash sets Hash. Call it before Key and Parts are set.
+func (m *manifest) setHash() { m.Hash = hashOf(string(marshal(m))) }
 
 // ---- Definitions
 

@@ -126,6 +126,7 @@ func (s *shellScript) manifest(functions []string) *manifest {
 			{"inputSchema", json.RawMessage(`{"type":"object"}`)},
 		}.encode())
 	}
+	m.setHash()
 	return m
 }
 

@@ -692,7 +692,6 @@ func (w *Worker) readLists() {
 		})
 		defer catch(w.log, nil)
 		if m, err := w.readManifest(); err == nil {
-			m.Hash = m.hash()
 			w.pool.onLists(w, m)
 		}
 	})
@@ -827,6 +826,7 @@ func (w *Worker) readManifest() (*manifest, error) {
 			}
 		}
 	}
+	m.setHash()
 	return m, nil
 }
 
