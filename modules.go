@@ -94,7 +94,7 @@ type Registry struct {
 func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
-		introspecting:  counter{perKey: maxIntrospections, total: maxIntrospections},
+		introspecting:  counter{perKey: maxIntrospections},
 		building:       counter{perKey: max(1, runtime.NumCPU()/2)},
 		modules:        make(map[string]*moduleOwner),
 		changed:        make(chan struct{}),
@@ -696,7 +696,7 @@ func (o *moduleOwner) writeCache(s source, m *manifest) {
 func (o *moduleOwner) introspect(p *pool) (m *manifest, err error) {
 	r := o.registry
 	defer catch(o.log, &err)
-	slot := &slot{counter: &r.introspecting, key: p.Kind}
+	slot := &slot{counter: &r.introspecting}
 	if p.Kind == kindGo {
 		slot.counter = &r.building
 		o.log.Info("building")

@@ -341,7 +341,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 func introspecting(t *testing.T) *Registry {
 	t.Helper()
 	r := registryOf(t, registryConfig{Roots: []string{t.TempDir()}})
-	r.introspecting.reserve(kindExecutable, maxIntrospections) // so that no introspection begins
+	r.introspecting.reserve(nil, maxIntrospections) // so that no introspection begins
 	r.update(scanOf("p"))
 	return r
 }

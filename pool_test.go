@@ -367,7 +367,7 @@ func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 	t.Parallel()
 	for others, want := range []int{1, 0} {
 		r := registryOf(t, registryConfig{Roots: []string{t.TempDir()}})
-		r.introspecting.reserve(kindExecutable, maxIntrospections)
+		r.introspecting.reserve(nil, maxIntrospections)
 		p := mutePool(t, false)
 		done := make(chan struct{})
 		go func() {
@@ -378,7 +378,7 @@ func TestFewProcessesWaitForAFirstCall(t *testing.T) {
 		for range others {
 			(&slot{counter: &r.introspecting}).queue()
 		}
-		r.introspecting.release(kindExecutable, 1)
+		r.introspecting.release(nil, 1)
 		<-done
 		check(t, fmt.Sprint("processes, if other modules wait: ", others), p.count(workerReady), want)
 	}
