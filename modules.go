@@ -947,20 +947,16 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	if err != nil {
 		return launch{}, err
 	}
-	switch s.Kind {
-	case kindConfig:
-		l = s.Launch
-	case kindGo:
+	if s.Kind == kindGo {
 		folder := filepath.Join(r.CacheDir, "go")
 		loaded, err := buildGoModule(p.ctx, o.log, folder, s.Source, s.Content, o.loaded.Load())
 		o.loaded.Store(loaded)
 		if err != nil {
 			return launch{}, err
 		}
-		l = launch{Path: loaded.Binary, Dir: filepath.Dir(s.Source)}
-	default:
-		l, err = launchFile(s, r.CacheDir)
+		s.Launch.Path = loaded.Binary
 	}
+	l, err = s.command(r.CacheDir)
 	if err == nil {
 		l, err = l.resolve()
 		if err != nil {

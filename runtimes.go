@@ -88,16 +88,14 @@ type launch struct {
 	Shared bool // one process serves all callers
 }
 
-// launchFile returns how to start the module in a file of any kind but Go, shell and .mcp.json. It
-// writes the shim of the language to cacheDir, unless it is there.
-func launchFile(s source, cacheDir string) (l launch, err error) {
-	l.Path = s.Source
-	l.Dir = filepath.Dir(s.Source)
+// command returns how to start the module in a file of any kind but shell. It writes the shim of the
+// language to cacheDir, unless it is there.
+func (s source) command(cacheDir string) (l launch, err error) {
+	l = s.Launch
 	var shim string
 	switch s.Kind {
 	case kindPython:
 		shim, err = placeShim("shim.py", cacheDir)
-		l.Path = s.Interpreter
 		l.Args = []string{"-B", "-u", shim, s.Source} // -B: it writes nothing beside the module
 	case kindNode:
 		shim, err = placeShim("shim.mjs", cacheDir)
@@ -363,14 +361,13 @@ type source struct {
 	Path    string // below Root; it may be a link
 	Source  string // symlinks resolved
 	Root    string // the hosted DIR that it was found below, as its owner gave it
-	Launch  launch // of a .mcp.json entry
+	Launch  launch // how to start it, but see command and moduleOwner.launch
 	Notes   []string
 	Invalid error // why it can't be hosted, or is not approved
 
-	Interpreter string // of a Python module; Python has files of its environment: see pythonFor
-	Python      []string
-	Version     string // changes with the file or entry, and with Interpreter and Python
-	Content     string // what an approval covers (see readContent); "" if it is not known
+	Python  []string // files of the environment of a Python module: see pythonFor
+	Version string   // changes with the file or entry, with Launch and with Python
+	Content string   // what an approval covers (see readContent); "" if it is not known
 }
 
 // key identifies a module over time, also if its path is a link that is turned.
@@ -523,10 +520,11 @@ func (s *scan) file(found source) {
 	case info.IsDir(): // a folder that is linked under a module's name
 	case found.Kind != kindConfig:
 		found.Invalid = cmp.Or(checkModuleName(found.Name), found.Invalid)
+		found.Launch = launch{Path: target, Dir: filepath.Dir(target)}
 		if found.Kind == kindPython {
-			found.Interpreter, found.Python = pythonFor(filepath.Dir(target), s.served)
+			found.Launch.Path, found.Python = pythonFor(found.Launch.Dir, s.served)
 		}
-		found.Version += target + found.Interpreter + partsVersion(found.Python)
+		found.Version += target + found.Launch.Path + partsVersion(found.Python)
 		s.add(found)
 	case found.Invalid != nil:
 		s.fail(found, found.Invalid)

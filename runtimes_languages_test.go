@@ -49,8 +49,9 @@ func shimCommand(t *testing.T, kind Kind, file string) *exec.Cmd {
 	t.Helper()
 	file, err := filepath.Abs(file)
 	must(t, err)
-	python, _ := pythonFor(filepath.Dir(file), nil)
-	l, err := launchFile(source{Kind: kind, Source: file, Interpreter: python}, t.TempDir())
+	s := source{Kind: kind, Source: file, Launch: launch{Dir: filepath.Dir(file)}}
+	s.Launch.Path, _ = pythonFor(s.Launch.Dir, nil)
+	l, err := s.command(t.TempDir())
 	must(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)

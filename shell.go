@@ -240,7 +240,7 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	}
 	args := append(strings.Fields(script.options), "-c", shellShim+program, s.Source)
 	cmd := exec.Command(script.shell, append(args, values...)...)
-	cmd.Dir = filepath.Dir(s.Source)
+	cmd.Dir = s.Launch.Dir
 	cmd.Env = []string{insideOf(s.Source)}
 	cmd.Stdin = bytes.NewReader(input)
 	c, err := startChild(s.log, cmd)

@@ -76,10 +76,11 @@ func TestShellCallReleasesItsSlot(t *testing.T) {
 	t.Parallel()
 	var processes sync.WaitGroup
 	defer processes.Wait()
-	path := t.TempDir() + "/m.usher.sh"
+	dir := t.TempDir()
+	path := dir + "/m.usher.sh"
 	write(t, path, "# Does nothing.\nf() { :; }\n")
 	runner := &shellRunner{
-		source:  source{Name: "m", Kind: kindShell, Source: path},
+		source:  source{Name: "m", Kind: kindShell, Source: path, Launch: launch{Dir: dir}},
 		log:     quiet,
 		running: &processes,
 		kept:    t.Context(),
