@@ -97,8 +97,8 @@ func TestShimGolden(t *testing.T) {
 			t.Run(filepath.Base(file), func(t *testing.T) {
 				t.Parallel()
 				p := startFile(t, file)
-				about := firstSentence(stringField(p.Request("initialize", `{}`),
-					"instructions"))
+				about := stringField(p.Request("initialize", `{}`), "instructions")
+				about = firstSentence(parseDoc(about, kindNode).description)
 				tools := field(p.Request("tools/list", `{}`), "tools")
 				p.End()
 				checkGolden(t, golden,

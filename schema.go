@@ -206,8 +206,11 @@ var (
 	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?[\s\pZ]*(?:- )?(.*?)[\s\pZ]*$`)
 	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf})@([A-Za-z-]+)`)
 
-	// noText matches a line that is a rule or the name of a file, or addresses a tool.
-	noText     = regexp.MustCompile(`(?m)^\s*(shellcheck\s.*|SPDX-.*|\w+\.py|\.\. \S+::.*|[-#=/]{3,})$`)
+	// noText matches a line that is a rule, with a title (group 1) or without, names a file, an author or
+	// the day it was made, or addresses a tool.
+	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck\s.*|SPDX-.*|authors?:.*|created on .*\d{4}.*|` +
+		`\.\. \S+::.*|(?:file:\s*)?[\w./-]+\.(?:py|[cm]?[jt]s|sh|bash|go)|` +
+		`(?:(?:[-#=/*~─━═]{2,}\s)?([\w\pL][^|\n]*?)\s)?[-#=/*~─━═]{3,})$`)
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
@@ -251,12 +254,14 @@ func parseDoc(doc string, kind Kind) docTags {
 	for line := range strings.Lines(doc) {
 		line = strings.TrimRight(line, "\r\n")
 		effect, rest := t.readTag(line, kind)
+		if effect == "" && kind.singleFile() {
+			rest = noText.ReplaceAllString(rest, "$1")
+		}
 		switch {
 		case effect != "" && effect != "text":
 			open = t.apply(effect, rest)
-		case kind.singleFile() && noText.MatchString(rest):
-		case effect == "" && open != nil && (kind == kindNode || strings.TrimSpace(line) != ""):
-			*open = strings.TrimSpace(*open + " " + strings.TrimSpace(line))
+		case effect == "" && open != nil && (kind == kindNode || strings.TrimSpace(rest) != ""):
+			*open = strings.TrimSpace(*open + " " + strings.TrimSpace(rest))
 		default:
 			text = append(text, rest)
 			open = nil
@@ -348,12 +353,12 @@ var paramTag = regexp.MustCompile(`^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?` +
 	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|(\$?[_\pL][$.\w\pL[\]-]*):?)` +
 	`\s*(?:- *)?(.*)$`)
 
-// shdocParam matches a parameter as shdoc writes it: $1 string text.
-var shdocParam = regexp.MustCompile(`^\$(\d+)\s+(\S+)`)
+// shdocParam matches a parameter as shdoc writes it: $1 string text. The type may be missing.
+var shdocParam = regexp.MustCompile(`^\$(\d+)\s+((?:str|int|num|bool|obj|arr)[a-z]*\b)?`)
 
 // parseParam parses the text after @param.
 func parseParam(tag string) (paramDoc, bool) {
-	parts := paramTag.FindStringSubmatch(shdocParam.ReplaceAllString(tag, "{$2} arg$1"))
+	parts := paramTag.FindStringSubmatch(shdocParam.ReplaceAllString(tag, "{$2} arg$1 "))
 	if parts == nil {
 		return paramDoc{}, false
 	}
@@ -361,7 +366,7 @@ func parseParam(tag string) (paramDoc, bool) {
 		kind:     parts[1],
 		name:     parts[2] + parts[4],
 		text:     parts[5],
-		optional: parts[2] != "",
+		optional: parts[2] != "" || strings.Contains(strings.ToLower(parts[5]), "(optional)"),
 	}
 	fallback := strings.TrimSpace(parts[3])
 	if json.Valid([]byte(fallback)) {
@@ -378,7 +383,7 @@ var sentence = regexp.MustCompile(`(?s)^(.*?)(([.!?](\s|$)|[^:\s]\s*\n\s*\n)|(\n
 
 // firstSentence returns the first sentence of a text, on one line.
 func firstSentence(text string) string {
-	parts := sentence.FindStringSubmatch(strings.TrimSpace(noText.ReplaceAllString(text, "")))
+	parts := sentence.FindStringSubmatch(strings.TrimSpace(text))
 	return clipText(strings.Join(strings.Fields(parts[1]+parts[3]), " "), 200)
 }
 

@@ -206,9 +206,56 @@ func TestFirstSentence(t *testing.T) {
 		"Reads files\nCopyright 2026 A. B.":          "Reads files",
 		"Checks Copyright lines.":                    "Checks Copyright lines.",
 		"shellcheck shell=bash\n=====\nReads a. B.":  "Reads a.",
-		"": "",
+		"src/lib/dates.ts\nReads dates.":             "Reads dates.",
+		"=====\nFile: log.sh\n=====\nReads logs.":    "Reads logs.",
+		"Created on Aug 9, 2016\n\nReads files.":     "Reads files.",
+		"Created on demand.":                         "Created on demand.",
+		"Author: A. B. <a@b.c>\nReads files.":        "Reads files.",
+		"":                                           "",
 	} {
-		check(t, text, firstSentence(text), want)
+		check(t, text, firstSentence(parseDoc(text, kindPython).description), want)
+	}
+}
+
+// A rule around a title is no text. A line that names an author still must have no protecting tag.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"── Init log file ──────────":          "Init log file",
+		"---- Adds days. ----":                 "Adds days.",
+		"=== onexit() ======\nEnds.":           "onexit()\nEnds.",
+		"Übersicht ****":                       "Übersicht",
+		"Reads.\n----------\nWrites.":          "Reads.\n\nWrites.",
+		"| a | b |\n| - | --- |\na | ---":      "| a | b |\n| - | --- |\na | ---",
+		"===== =====\nTrue  False\n===== ====": "===== =====\nTrue  False\n===== ====",
+		"Ends a -- b ---> c":                   "Ends a -- b ---> c",
+		"@param x a text ----\nReads.":         "",
+	} {
+		doc := parseDoc(text, kindShell)
+		check(t, text, doc.description, want)
+		check(t, text+": from a server", parseDoc(text, kindConfig).description, text)
+	}
+	doc := parseDoc("Author: A. B. @internal", kindShell)
+	check(t, "a tag in a line of an author: refused", doc.refused != "", true)
+}
+
+// shdoc documents a parameter by its place. Its type may be missing.
+func TestPlacedParameters(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"$1 string the text":       `{"name":"arg1","kind":"string","text":"the text"}`,
+		"$2 int number of seconds": `{"name":"arg2","kind":"int","text":"number of seconds"}`,
+		"$1 Line. (optional)":      `{"name":"arg1","kind":"","text":"Line. (optional)","optional":true}`,
+		"$1 - the start":           `{"name":"arg1","kind":"","text":"the start"}`,
+		"$1 string - a path":       `{"name":"arg1","kind":"string","text":"a path"}`,
+		"$12 intact bytes":         `{"name":"arg12","kind":"intact","text":"bytes"}`,
+	} {
+		p, _ := parseParam(text)
+		got := object{{"name", quote(p.name)}, {"kind", quote(p.kind)}, {"text", quote(p.text)}}
+		if p.optional {
+			got = got.set("optional", json.RawMessage("true"))
+		}
+		check(t, text, string(got.encode()), want)
 	}
 }
 

@@ -89,7 +89,7 @@ func readScript(path string) (*shellScript, error) {
 			}
 			s.functions[name] = m[4]
 			s.docs = s.docs.set(name, quote(doc))
-		case s.about == "" && !strings.Contains(code, "{"): // a comment below a function is not the module's
+		case s.about == "" && !strings.ContainsAny(code, "{="): // a comment below code is not the module's
 			s.about = firstSentence(tags.description)
 		}
 	}
@@ -210,7 +210,7 @@ func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawM
 
 // introspect returns what the module offers.
 func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
-	slow := fmt.Errorf("it took over %v", startTimeout)
+	slow := fmt.Errorf("it took over %v: does it run a command that waits?", startTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, slow)
 	defer cancel()
 	var functions []byte

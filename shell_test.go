@@ -225,7 +225,7 @@ func TestShellLibrary(t *testing.T) {
 }
 
 // A first line for shellcheck determines the shell. The first comment that is no licence describes the
-// module, unless a function is above it.
+// module, unless a function or a variable is above it.
 func TestShellBeginning(t *testing.T) {
 	long(t)
 	need(t, "bash")
@@ -234,10 +234,11 @@ func TestShellBeginning(t *testing.T) {
 		"# shellcheck shell=bash disable=SC2034\n# Lists.\n\n"+
 			"# All.\nall() { local a=(b c); echo \"${a[1]}\"; }\n")
 	write(t, dir+"/late.usher.sh", "#!/bin/sh\nset -e\nhelp() { :; }\n# Today.\nday=1\n# A.\na() { :; }\n")
+	write(t, dir+"/var.usher.sh", "#!/bin/sh\n# Copyright A.\n\nday=1\n# Tomorrow.\nat=2\n# A.\na() { :; }\n")
 	write(t, dir+"/set.usher.sh", "#!/bin/sh\nset -e\n# Copyright A.\n\n# Deploys.\n\n# A.\na() { :; }\n")
 	out := modulesOf(t, dir)
 	checkContains(t, "usher modules", out, "  Lists.\n    m_all\n        All.\n", "  Deploys.\n    set_a\n")
-	checkOmits(t, "usher modules", out, "Today", "Copyright")
+	checkOmits(t, "usher modules", out, "Today", "Tomorrow", "Copyright")
 	check(t, "a call", callSays(t, t.TempDir(), dir, "m", "all", `{}`), "c\n")
 }
 
