@@ -144,7 +144,8 @@ func (m *Method) documented(schema json.RawMessage, d paramDoc) json.RawMessage 
 var docTypes = []string{"integer", "number", "string", "boolean", "object", "array"}
 
 // docType returns the schema of a type in @param, or nil if the type is unknown. A union of
-// literals, such as ('x'|'y'), is an enum.
+// literals, such as ('x'|'y'), is an enum. Lists are nested in at most eight lists, because clients
+// refuse deep schemas.
 func docType(s string) object {
 	s = strings.TrimSpace(s)
 	list := strings.NewReplacer("'", `"`, "|", ",").Replace(strings.Trim(s, "()"))
@@ -152,7 +153,7 @@ func docType(s string) object {
 	if len(literals) == strings.Count(s, "|")+1 {
 		return object{{"enum", marshal(literals)}}
 	}
-	if inner, ok := strings.CutSuffix(s, "[]"); ok {
+	if inner, ok := strings.CutSuffix(s, "[]"); ok && strings.Count(inner, "[]") <= 8 {
 		if items := docType(inner); items != nil {
 			return object{{"type", quote("array")}, {"items", items.encode()}}
 		}

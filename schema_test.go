@@ -77,10 +77,12 @@ func TestTagsBecomeSchemas(t *testing.T) {
 // Slips in tags are reported: they would otherwise take effect as something else, or not at all.
 func TestSlipsInTagsAreReported(t *testing.T) {
 	const wantType = "want integer, number, string, boolean, object, array"
+	tenLists := strings.Repeat("[]", 10)
 	for doc, want := range map[string]string{
 		`@param {string} a\n@param {'x'|'y'} b\n@param {integer[][]} c\n@param d`: "",
 		`@param {int} a\n@param {bool[]} b`: "@param {int} a: " + wantType +
 			"; @param {bool[]} b: " + wantType,
+		"@param {string" + tenLists + "} a":   "@param {string" + tenLists + "} a: " + wantType,
 		`@param {'a'|string} a`:               "@param {'a'|string} a: " + wantType,
 		`@arg $@ string x`:                    "@param $@ string x: want {type} name text",
 		`@arg $1 string x\n@arg $12 int`:      "@param {int} arg12: " + wantType,
