@@ -430,9 +430,9 @@ func (s *Server) follow(ctx context.Context, from admission, out *outbox, end <-
 		// Before the view: a change that happens while the client is notified then leads to another look.
 		modules := s.modules.Changed()
 		unreadable := from.principal.Unreadable()
-		if unreadable == nil && session.primary() == out {
+		if unreadable == nil {
 			if scope, err := from.principal.scope(); err == nil { // else it is told nothing
-				session.notifyChanges(s.modules.View(scope, from.member))
+				session.notifyChanges(out, s.modules.View(scope, from.member))
 			}
 		}
 		select {
@@ -444,7 +444,7 @@ func (s *Server) follow(ctx context.Context, from admission, out *outbox, end <-
 			// The client is told that its lists are empty now. A client of subscriptions/listen gets the end
 			// of its request instead.
 			if session.life.Err() == nil && session.listenID == nil {
-				session.notifyChanges(s.modules.View(Scope{}, nil))
+				session.notifyChanges(out, s.modules.View(Scope{}, nil))
 			}
 			return
 		case <-unreadable:
@@ -467,16 +467,18 @@ func (s *Session) markSeen(what string, view *View) {
 // announcedLists are the lists whose changes clients are notified of.
 var announcedLists = []string{"tools", "prompts", "resources"}
 
-// notifyChanges notifies the client of the lists that have changed since it last saw them.
-// Lists that it never asked for are left out. But the client of a restored session may have
-// seen anything, so it is notified of every list once.
-func (s *Session) notifyChanges(view *View) {
+// notifyChanges notifies the client of the lists that have changed since it last saw them, if out is
+// the session's newest stream: the client may have opened that with another code. Lists that the
+// client never asked for are left out. But the client of a restored session may have seen anything,
+// so it is notified of every list once.
+func (s *Session) notifyChanges(out *outbox, view *View) {
 	for _, list := range announcedLists {
 		// The lock is not held while the client is notified, because notify takes it to find the stream.
 		now := view.Fingerprints[list]
 		s.mu.Lock()
 		before := s.lastSeen[list]
-		changed := before != now && (before != "" || s.restored)
+		isNewest := slices.Index(s.streams, out) == len(s.streams)-1
+		changed := isNewest && before != now && (before != "" || s.restored)
 		if changed {
 			s.lastSeen[list] = now
 		}

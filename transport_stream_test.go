@@ -220,3 +220,26 @@ func TestMovedSessionHearsNoEarlierCall(t *testing.T) {
 		after.close()
 	})
 }
+
+// The stream that moves a session to another claim hears of that claim's end, although an older
+// stream has ended meanwhile.
+func TestMovedStreamHearsTheEnd(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		changes := func(stream *exchange) int {
+			_, text := stream.got()
+			return strings.Count(text, changedTools)
+		}
+		c := b.openScoped(newCode(t, b.base, "/w"))
+		c.Ask("tools/list", "")
+		before := b.begin(c.GetRequest())
+		before.got()
+		code := newCode(t, b.base, "/w")
+		c.Header.Set(claimHeader, code)
+		after := b.begin(c.GetRequest())
+		<-before.done
+		already := changes(after)
+		revoke(t, b.base, Code(code))
+		<-after.done
+		check(t, "messages about the end", changes(after)-already, 1)
+	})
+}
