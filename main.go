@@ -58,7 +58,8 @@
 // are held without taking a further one.
 //
 //	daemon.handlers, duplex.mu
-//	Registry.scanning, moduleOwner.mu, Registry.mu, Catalog.mu, pool.mu
+//	Registry.scanning, moduleOwner.mu, Registry.mu, pool.mu
+//	the sync.Once of a view in Catalog.views, pool.mu
 //	sessionTable.mu, Session.mu, outbox.mu
 //	suspendedCalls.mu
 //	memory.mu, counter.mu

@@ -43,7 +43,7 @@ type Catalog struct {
 	modules []*Module // sorted by source and name
 
 	mu    sync.Mutex
-	views map[viewKey]*View
+	views map[viewKey]func() *View // each builds the view once: nobody else waits for a large one
 }
 
 // viewKey identifies a view of a catalog.
@@ -55,7 +55,7 @@ type viewKey struct {
 // newCatalog returns a catalog of the modules, which it sorts.
 func newCatalog(modules []*Module) *Catalog {
 	slices.SortFunc(modules, func(a, b *Module) int { return strings.Compare(a.key(), b.key()) })
-	return &Catalog{modules: modules, views: make(map[viewKey]*View)}
+	return &Catalog{modules: modules, views: make(map[viewKey]func() *View)}
 }
 
 // View returns the part of the catalog that scope contains, as the callers with a Member see it:
@@ -68,14 +68,16 @@ func (c *Catalog) View(scope Scope, member context.Context) *View {
 	}
 	key := viewKey{scope, member}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.views[key] == nil {
+	view := c.views[key]
+	if view == nil {
 		if len(c.views) >= maxViews { // most are of claims that have ended
 			clear(c.views)
 		}
-		c.views[key] = newView(c, key)
+		view = sync.OnceValue(func() *View { return newView(c, key) })
+		c.views[key] = view
 	}
-	return c.views[key]
+	c.mu.Unlock()
+	return view()
 }
 
 // View is the set of modules inside one scope, with the names they have there. Immutable.

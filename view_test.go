@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 )
 
 // A catalog keeps at most maxViews views.
@@ -17,6 +18,19 @@ func TestViewsAreForgotten(t *testing.T) {
 	}
 	check(t, "too many views are kept", len(c.views) > maxViews, false)
 	check(t, "an empty list", string(c.View(scopeAll(), nil).Lists["tools"]), `[]`)
+}
+
+// The view of one scope is at hand while that of another, which may be large, is being built.
+func TestViewsAreBuiltApart(t *testing.T) {
+	inSync(t, func(t *testing.T) {
+		c := newCatalog([]*Module{module(t, "/w/m.usher:m x")})
+		slow := make(chan *View)
+		c.views[viewKey{scope: scopeDir("/w/large")}] = func() *View { return <-slow }
+		go c.View(scopeDir("/w/large"), nil)
+		synctest.Wait()
+		check(t, "tools in another scope", len(c.View(scopeDir("/w"), nil).Tools), 1)
+		close(slow)
+	})
 }
 
 // labelsOf returns the labels of a view's modules, with a space before each.
