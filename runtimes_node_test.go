@@ -99,8 +99,8 @@ func TestNodeParametersByName(t *testing.T) {
 	nodeTestVersion(t)
 	out := modulesOf(t, "testdata/node/several")
 	const notAll = " is not offered: describe each parameter by a type or a @param: "
-	const unknown = " may be any value, because usher does not know the type "
-	const onlyFunctions = " is not offered: export functions, or one class as the default"
+	const unknown = ": any value fits the unknown type "
+	const onlyFunctions = " is not offered: export functions, or a default class"
 	for _, want := range []string{
 		"a_hail(name: string)", "a_one", "a_stale(who: string, times?: number)",
 		"a_mixed(first: number, opts: object with a, second?: number, more?: array)",
@@ -191,6 +191,10 @@ func TestNodeLoadErrorIsOneLine(t *testing.T) {
 			dir + "/m5.usher.mjs (use a relative path)"},
 		{".js", "const a = require('./fine')\n",
 			":1: Error: Cannot find module './fine' (Node needs the whole path, such as ./lib.ts)"},
+		{".js", "const a = require('nopackage')\n",
+			":1: Error: Cannot find module 'nopackage' (npm install it)"},
+		{".js", "const a = require('@a/b')\n",
+			":1: Error: Cannot find module '@a/b' (npm install it)"},
 		{".mjs", "import { b } from './fine.mjs'\n",
 			":1: SyntaxError: The requested module './fine.mjs' does not provide an export named 'b' " +
 				"(a type needs: import type)"},
@@ -301,6 +305,7 @@ export const time = (x: ReturnType<typeof add>) => x
 const plain = { a: 1 }
 export function bound(this: Window, a: string) { return a }
 export const same = (x: typeof plain) => x
+export function first<T>(list: T[]) { return list[0] }
 `)
 	write(t, dir+"/b.usher.ts", `
 export default class Box {
@@ -316,18 +321,53 @@ export default class Box {
 		"/** A shape. */\nexport type Shape = { a: string }\nexport const c = () => 1\n")
 	write(t, dir+"/d.usher.ts", "// Draws.\nimport type { A } from './a.ts'\nexport const d = () => 1\n")
 	out := modulesOf(t, dir)
-	const unknown = " may be any value, because usher does not know the type "
+	const unknown = ": any value fits the unknown type "
 	checkContains(t, "usher modules", out, "c_c\n", "  Draws.\n    d_d\n",
 		"a_add(n?: number, name?: any)\n", "a_extend(more: string, id?: any)\n",
 		"note: add: it"+unknown+"Pick\n", "note: extend: it"+unknown+"Base\n",
 		"note: whole: item"+unknown+"Base\n", "a_area(base: any)\n", "note: area: base"+unknown+"Base\n",
 		"a_time(x: any)\n", "note: time: x"+unknown+"ReturnType\n",
+		"a_first(list: array)\n", "note: first: list"+unknown+"T\n",
 		"a_same(x: any)\n", "note: same: x"+unknown+"typeof\n",
 		"b_put(privateNote: string)\n", "note: later is not offered: write it as a method\n")
 	checkOmits(t, "usher modules", out, "Window", "inner", "own", "_hidden", "size", "A shape")
 	p := startFile(t, dir+"/a.usher.ts")
 	check(t, "a call", p.Call("add", `{"name":"x"}`), shownText(`["x",3]`))
 	p.End()
+}
+
+// Instances of the file's classes, and groups of functions at any of three levels, are noted, but no other
+// objects.
+func TestNodeNotesGroups(t *testing.T) {
+	long(t)
+	nodeTestVersion(t)
+	dir := t.TempDir()
+	const file = `
+class Client { get() {} }
+export const client = new Client()
+export const api = { v1: { users: { list() {} } } }
+export const typed = { Client }
+export const data = { a: { b: { c: { d() {} } } }, list: [() => 1] }
+export const url = new URL('https://x.org')
+export const map = new Map([['f', () => 1]])
+export const bare = Object.create(null)
+export const loop = { a: 1 }
+loop.loop = loop
+export const f = () => 1
+`
+	write(t, dir+"/a.usher.mjs", file+"export default new Client()\n")
+	write(t, dir+"/b.usher.js", "class C { get() {} }\nmodule.exports = { c: new C(), f: () => 1 }\n")
+	write(t, dir+"/c.usher.js", "// C.\nmodule.exports = async () => 1\n")
+	write(t, dir+"/d.usher.js", "class C { get() {} }\nmodule.exports = new C()\n")
+	out := modulesOf(t, dir)
+	const onlyFunctions = " is not offered: export functions, or a default class\n"
+	for _, name := range []string{"client", "api", "typed", "c"} {
+		checkContains(t, "usher modules", out, "note: "+name+onlyFunctions)
+	}
+	check(t, "notes on default instances", strings.Count(out, "note: default"+onlyFunctions), 2)
+	checkContains(t, "usher modules", out, "note: default is not offered: give it a name\n")
+	checkOmits(t, "usher modules", out, "note: data", "note: url", "note: map", "note: bare", "note: loop",
+		"note: f")
 }
 
 // In TypeScript, a literal as the default of a parameter is its type.

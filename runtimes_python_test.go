@@ -105,7 +105,7 @@ func TestPythonResults(t *testing.T) {
 	p := startFile(t, pythonCalls)
 	const unwritable = "the result can't be written as JSON: "
 	const known = "want ask and params, progress and total and message, or log and level; " +
-		"an asynchronous generator can also yield its result, once. Return several as a list"
+		"return the result (an asynchronous generator yields it once)"
 	for tool, want := range map[string]string{
 		"nothing":    `{"content":[]}`,
 		"text":       strings.ReplaceAll(shownText("a <b> \u2028 \"c\"\n"), `\u2028`, "\u2028"),
@@ -266,9 +266,14 @@ class T(t.TypedDict): a: int
 			"f: JSON may have no form for its result Namespace"},
 		"invalid_result": {"def f(a: int) -> 'Gone': pass\n", "f", ""},
 		"unknown_class": {"class Shape: pass\ndef f(a: int, b: 'dict[str, Shape]'): pass\n", "f",
-			"f: b may be anything, because usher does not know the type Shape"},
+			"f: b: any value fits the unknown type Shape"},
+		"generator": {"def f(n: int):\n  yield n\n", "f",
+			"f: what it yields is no result: return it"},
+		"context": {"import contextlib\n@contextlib.contextmanager\ndef f():\n  yield 1\n", "f",
+			"f: what it yields is no result: return it"},
+		"reports": {"def f():\n  yield {'progress': 1}\n  return 1\nasync def g():\n  yield 1\n", "f g", ""},
 		"callable": {"import typing\ndef f(a: typing.Callable[[int], int]): pass\n", "f",
-			"f: a may be anything, because usher does not know the type Callable"},
+			"f: a: any value fits the unknown type Callable"},
 		"any": {
 			"import typing as t\nT = t.TypeVar('T')\ndef f(a: t.Any, b: object, c: T, d): pass\n",
 			"f",

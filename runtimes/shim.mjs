@@ -403,8 +403,8 @@ const remedies = [
     'does package.json say "type": "commonjs"? Run npm pkg set type=module, or name it .usher.mjs',
   ],
   [/not provide an export named/, 'a type needs: import type'],
-  [/^Cannot find module|^Directory import/, 'Node needs the whole path, such as ./lib.ts'],
-  [/^Cannot find package '(?!src')@?\w/, 'npm install it'],
+  [/^Cannot find module .[./]|^Directory import/, 'Node needs the whole path, such as ./lib.ts'],
+  [/^Cannot find (package|module) '(?!src')@?\w/, 'npm install it'],
   [/^Cannot find package '(@\/|[~$]|src')/, 'use a relative path'],
   [/^(module|exports) is not/, 'write export'],
   [/^Invalid or unexpected token/, 'Node reads no decorators'],
@@ -460,8 +460,7 @@ function findMethods({ default: whole, 'module.exports': _, ...named }) {
 
   function add(name, run, holder, from) {
     if (name.startsWith('_') || found.has(name)) return
-    const isGroup = run?.constructor === Object && Object.values(run).some(isFunction)
-    if (isGroup || isClass(run)) skip(name, 'export functions, or one class as the default')
+    if (source.isGroup(run) || isClass(run)) skip(name, 'export functions, or a default class')
     if (!isFunction(run) || isClass(run)) return
     const place = source.locate(name, run, from)
     const method = place.hidden || source.method(name, run, place)
@@ -484,9 +483,10 @@ function findMethods({ default: whole, 'module.exports': _, ...named }) {
     }
   } else if (typeof whole === 'function') {
     if (whole.name && whole.name !== 'default') add(whole.name, whole)
-    else problems.add('the default export is a function without a name: give it one')
+    else skip('default', 'give it a name')
   } else if (kind(whole) === 'object') {
     for (const name of Object.keys(whole)) add(name, whole[name], whole)
+    if (whole.constructor !== Object) add('default', whole)
   }
   for (const name of Object.keys(named)) add(name, named[name])
 
@@ -680,6 +680,14 @@ class Source {
     return comment ? clean(comment) : ''
   }
 
+  // isGroup reports whether an exported object is of a class of the file, or has functions, at most
+  // some levels deep.
+  isGroup(object, depth = 3) {
+    const type = object?.constructor
+    if (type !== Object) return isClass(type) && this.js.includes(textOf(type))
+    return depth > 0 && Object.values(object).some(v => isFunction(v) || this.isGroup(v, depth - 1))
+  }
+
   // ---- Tools and their schemas
 
   // method returns the MCP definition of a function and the order of its arguments, or
@@ -839,9 +847,8 @@ class Source {
     const outer = this.unknown
     this.unknown = ''
     const schema = read()
-    const why = `because usher does not know the type ${flat(this.unknown)}`
     if (this.unknown && key !== 'this') {
-      problems.add(`${this.name}: ${key} may be any value, ${why}`)
+      problems.add(`${this.name}: ${key}: any value fits the unknown type ${flat(this.unknown)}`)
     }
     this.unknown = outer
     return schema

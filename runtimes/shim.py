@@ -351,8 +351,8 @@ class TypeBuilder:
             if getattr(hint, name, None) is not None:
                 return self.build(getattr(hint, name))
         if hint not in (typing.Any, object) and not isinstance(hint, typing.TypeVar):
-            unknown = f"usher does not know the type {getattr(origin, '__name__', origin)}"
-            problems.append(f"{self.place} may be anything, because {unknown}")
+            unknown = getattr(origin, "__name__", origin)
+            problems.append(f"{self.place}: any value fits the unknown type {unknown}")
         return ANY
 
     def annotated(self, hint):
@@ -674,6 +674,8 @@ class Method:
         # A class with a metaclass may be abstract.
         if type(result) is type and result not in (*TYPES, object) and not writer_of(result):
             problems.append(f"{name}: JSON may have no form for its result {result.__name__}")
+        if inspect.isgeneratorfunction(plain) and "return " not in inspect.getsource(plain):
+            problems.append(f"{name}: what it yields is no result: return it")
         schema = object_schema(self.fields)
         if self.rest:
             schema["additionalProperties"] = self.rest_type.full_schema() or True
@@ -705,7 +707,7 @@ class Method:
 # The keys of what generators yield.
 KNOWN_YIELDS = (
     "ask and params, progress and total and message, or log and level; "
-    "an asynchronous generator can also yield its result, once. Return several as a list"
+    "return the result (an asynchronous generator yields it once)"
 )
 
 
