@@ -920,8 +920,7 @@ func (o *moduleOwner) startProcess(w *Worker) (err error) {
 		err = w.spawn(l)
 	}
 	if _, isFault := errors.AsType[*fault](err); err != nil && !isFault {
-		return w.fault("can't start: " + errText(err)).
-			because(fmt.Errorf("module %q can't start: %w", p.Name, err))
+		return w.fault("can't start: " + errText(err)).because(err)
 	}
 	if err != nil {
 		return err
