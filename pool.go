@@ -73,12 +73,16 @@ type pool struct {
 	refusesDiscover atomic.Bool // a process ended when it was asked server/discover
 
 	// mu is the only lock of the pool, its processes and its calls. It guards the fields below.
-	mu      sync.Mutex
-	procs   []*Worker                     // that have not ended, in the order of their first calls
-	calls   map[*call]bool                // under way, or waiting to be made
-	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start
-	// evicted contains the Members of sessions whose process has made room, until their next call.
-	evicted map[context.Context]bool
+	mu    sync.Mutex
+	procs []*Worker                    // that have not ended, in the order of their first calls
+	calls map[*call]bool               // under way, or waiting to be made
+	lost  map[context.Context]lostProc // by Member
+}
+
+// lostProc is what the next call of a Member must know of the Member's last process.
+type lostProc struct {
+	restart time.Time // after a crash: the earliest time of the next start
+	evicted bool      // it has made room, and its session has not made a call since
 }
 
 // newPool returns a pool without processes, which accepts calls until ctx ends.
@@ -86,8 +90,7 @@ func newPool(ctx context.Context, config poolConfig) *pool {
 	p := &pool{
 		poolConfig: config,
 		calls:      make(map[*call]bool),
-		crashed:    make(map[context.Context]time.Time),
-		evicted:    make(map[context.Context]bool),
+		lost:       make(map[context.Context]lostProc),
 	}
 	p.ctx, p.cancel = context.WithCancel(ctx)
 	context.AfterFunc(p.ctx, p.retire) // also if the module is removed, or usher ends
@@ -241,12 +244,13 @@ func (p *pool) enter(c *call) error {
 		owner = c.caller
 	}
 	member := owner.Member
-	pause := time.Until(p.crashed[member])
+	lost := p.lost[member]
+	pause := time.Until(lost.restart)
 	c.worker = p.find(member)
 	switch {
 	case p.shell != nil || c.worker != nil:
-	case p.evicted[member]:
-		delete(p.evicted, member)
+	case lost.evicted:
+		delete(p.lost, member)
 		return fmt.Errorf("module %q ended to make room, so its state is lost: call again", p.Name)
 	case pause > 0:
 		return fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.Name, pause.Seconds())
@@ -309,10 +313,10 @@ func (p *pool) run(w *Worker) {
 	if w.crashed {
 		// sweep forgets the time of a crash after crashMemory, so a crash now and then costs nothing.
 		next := time.Now()
-		if _, again := p.crashed[member]; again {
+		if _, again := p.lost[member]; again {
 			next = next.Add(crashPause)
 		}
-		p.crashed[member] = next
+		p.lost[member] = lostProc{restart: next}
 	}
 	p.procs = remove(p.procs, w)
 	w.room.release()
@@ -355,7 +359,7 @@ func (p *pool) makeRoom(w *Worker, now time.Time) {
 	chosen := slices.MinFunc(idle, func(a, b *Worker) int { return a.lastUse.Compare(b.lastUse) })
 	p.log.Warn("a process of a session ends to make room for another")
 	if chosen.owner.Stream != nil { // the session must learn that its state is lost
-		p.evicted[chosen.owner.Member] = true
+		p.lost[chosen.owner.Member] = lostProc{evicted: true}
 	}
 	chosen.advance(workerDraining)
 }
@@ -428,10 +432,10 @@ func (p *pool) sweep(now time.Time) (gone bool) {
 			w.advance(workerDraining)
 		}
 	}
-	maps.DeleteFunc(p.crashed, func(member context.Context, next time.Time) bool {
-		return now.Sub(next) > crashMemory || member != nil && member.Err() != nil
+	maps.DeleteFunc(p.lost, func(member context.Context, l lostProc) bool {
+		isOld := !l.evicted && now.Sub(l.restart) > crashMemory
+		return isOld || member != nil && member.Err() != nil
 	})
-	maps.DeleteFunc(p.evicted, func(member context.Context, _ bool) bool { return member.Err() != nil })
 	return p.ctx.Err() != nil && len(p.procs)+len(p.calls) == 0
 }
 
