@@ -517,7 +517,6 @@ func (s *scan) file(found source) {
 	s.files[found.Path] = found.Version
 	found.Invalid = checkFile(info, found.Kind)
 	switch {
-	case info.IsDir(): // a folder that is linked under a module's name
 	case found.Kind != kindConfig:
 		found.Invalid = cmp.Or(checkModuleName(found.Name), found.Invalid)
 		found.Launch = launch{Path: target, Dir: filepath.Dir(target)}
