@@ -855,18 +855,10 @@ func (r *Registry) approval() func(*source) {
 	}
 }
 
-// checkApproved reads a source again if it needs an approval, and returns it with the content
-// that it has now. The error says why that content can't run. If the file is gone, or the source's
-// path now leads to another file, the error is errMoved: the source has the scope of the file that
-// it was found as.
+// checkApproved reads a source again, and returns it as it is now. The error says why it can't run. If
+// the file is gone, or the source's path now leads to another file, the error is errMoved: the source
+// has the scope of the file that it was found as.
 func (r *Registry) checkApproved(s source) (source, error) {
-	if r.Approved == "" {
-		_, err := os.Lstat(s.Source)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = errMoved
-		}
-		return s, err
-	}
 	again := newScan(r.Roots, r.Served)
 	again.file(source{Root: s.Root, Path: s.Path, Name: s.Name, Kind: s.Kind})
 	found, ok := again.sources[s.key()]

@@ -365,7 +365,8 @@ func TestEnvironmentOutsideIsHashed(t *testing.T) {
 // Without approvals too, a module whose file is gone does not start.
 func TestGoneFileDoesNotStart(t *testing.T) {
 	r := registryOf(t, registryConfig{})
-	_, err := r.checkApproved(source{Source: t.TempDir() + "/gone.usher"})
+	gone := t.TempDir() + "/gone.usher"
+	_, err := r.checkApproved(source{Name: "gone", Kind: kindExecutable, Path: gone, Source: gone})
 	check(t, "error", err, errMoved)
 }
 
