@@ -166,10 +166,11 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	// The process comes first: a slot that waits for a build would keep others from running.
 	c.slot = &slot{counter: p.slots, key: caller.Principal}
 	err := caller.Principal.waitFor(c.ctx, c.slot.queue())
-	if err == nil {
-		err = p.begin(c)
+	if err == nil && caller.Begun != nil {
+		err = caller.Begun()
 	}
 	if err == nil {
+		p.setHeard(c)
 		err = lastCheck(caller)
 	}
 	if err == nil {
@@ -179,17 +180,11 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	return nil, err
 }
 
-// begin records that a call is made now: it no longer waits. The error is that of Caller.Begun.
-func (p *pool) begin(c *call) error {
-	if begun := c.caller.Begun; begun != nil {
-		if err := begun(); err != nil {
-			return err
-		}
-	}
+// setHeard records that a call no longer waits.
+func (p *pool) setHeard(c *call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.heard = time.Now()
-	return nil
 }
 
 // lastCheck checks a caller's claim for the last time. Call it immediately before a call is

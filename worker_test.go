@@ -130,7 +130,7 @@ func (w *Worker) call(t *testing.T, caller Caller, params object, timeout time.D
 		w.pool.calls[c] = true
 	})
 	defer w.pool.leave(c)
-	w.pool.begin(c)
+	w.pool.setHeard(c)
 	_, err := w.request(c, "tools/call", params)
 	return err
 }
