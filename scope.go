@@ -294,8 +294,9 @@ func codeInQuery(query string) string {
 	return ""
 }
 
-// bearerToken matches the beginning of a bearer token (RFC 9110, section 11.1).
-var bearerToken = regexp.MustCompile(`(?i)(^|,)[\s\pZ]*bearer([\s\pZ,]|$)`)
+// bearerToken matches the beginning of a bearer token (RFC 9110, section 11.1), also if another
+// character follows than a space.
+var bearerToken = regexp.MustCompile(`(?i)(^|,)[\s\pZ]*bearer`)
 
 // codeInBearer returns the bearer token of the Authorization headers, or "" for none. Some
 // clients can set no other header. Others send an unrelated token, so a token of more than
