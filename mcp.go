@@ -541,7 +541,7 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	if err != nil {
 		return nil, err
 	}
-	defer asked.end()
+	defer context.AfterFunc(r.ctx, asked.end) // until then, the call may keep the answer
 	// The id is random, so that a late answer to an earlier daemon matches no request of
 	// this one.
 	id := quote("usher-" + rand.Text())
@@ -553,7 +553,11 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	}
 	select {
 	case msg := <-answer:
-		return r.countAnswer(msg)
+		err = asked.grow(msg.Result.size() + len(marshal(msg.Err))) // one of the two is nil
+		if err == nil && msg.Err != nil {
+			err = msg.Err
+		}
+		return msg.Result, err
 	case <-r.session.reachable.Done():
 		return nil, errNoStream
 	case <-r.principal.ctx.Done():
@@ -564,22 +568,6 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 	// Nobody waits for the answer any longer: the client can take its dialog away.
 	r.send(encodeRequest(nil, "notifications/cancelled", object{{"requestId", id}}))
 	return nil, err
-}
-
-// countAnswer returns what a client answered to a module. The answer counts until the request ends,
-// because the call may keep it until then.
-func (r *request) countAnswer(answer *Message) (object, error) {
-	size := answer.Result.size() + len(marshal(answer.Err)) // one of the two is nil
-	held := r.server.memory.reserve(r.principal)
-	err := held.grow(size)
-	context.AfterFunc(r.ctx, held.end)
-	switch {
-	case err != nil:
-		return nil, err
-	case answer.Err != nil:
-		return nil, answer.Err
-	}
-	return answer.Result, nil
 }
 
 // statePrefix begins usher's own states. A module of the same era has states of its own.

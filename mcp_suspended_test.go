@@ -415,20 +415,34 @@ func TestAnswersToModulesCount(t *testing.T) {
 		m := newMemory(defaultMaxBody, strangers)
 		r := &request{server: &Server{serverConfig: serverConfig{memory: m}}}
 		r.principal = everyone
+		r.session = newSession(sessionOrigin{})
+		r.caller.Client.caps = capRoots
 		r.ctx, r.cancel = context.WithCancelCause(t.Context())
-		_, err := r.countAnswer(&Message{Result: object{{"x", big}}})
-		check(t, "the first answer", err, nil)
-		_, err = r.countAnswer(&Message{Result: object{{"x", big}}})
-		check(t, "the second", err, errNoRoom)
-		_, err = r.countAnswer(&Message{Err: &fault{Data: big}})
-		check(t, "an error instead", err, errNoRoom)
+		var answer Message
+		r.out = &outbox{ctx: t.Context(), held: m.reserve(everyone), write: func(e outEvent) error {
+			if asked, err := parseMessage(e.data); err == nil && asked.isRequest() {
+				client := answer
+				client.ID = asked.ID
+				r.session.handleNotification(&client)
+			}
+			return nil
+		}}
+		defer r.out.end()
+		ask := func(sent Message) error {
+			answer = sent
+			_, err := r.ask(t.Context(), "roots/list", nil)
+			return err
+		}
+		check(t, "the first answer", ask(Message{Result: object{{"x", big}}}), nil)
+		check(t, "the second", ask(Message{Result: object{{"x", big}}}), errNoRoom)
+		check(t, "an error instead", ask(Message{Err: &fault{Data: big}}), errNoRoom)
 
 		k := suspendedOnce(m)
 		r.params = object{
 			{"requestState", quote("s")},
 			{"inputResponses", object{{"ask", object{{"x", big}}.encode()}}.encode()},
 		}
-		_, _, err = k.resume(r)
+		_, _, err := k.resume(r)
 		check(t, "the answer of a client without a session", err, errNoRoom)
 		r.cancel(nil)
 		synctest.Wait()

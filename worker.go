@@ -896,9 +896,9 @@ type Caller struct {
 	Stream func() *outbox
 	Client clientProfile
 
-	// Notify passes a notification on to the caller, which replaces the token of progress by its own. The goroutine that reads the
-	// module's output calls it, so it must not wait for a client or a module. nil drops
-	// notifications.
+	// Notify passes a notification on to the caller, which replaces the token of progress by its own.
+	// The goroutine that reads the module's output calls it, so it must not wait for a client or a
+	// module. nil drops notifications.
 	Notify func(method string, params object)
 	// Ask asks the caller, if it has the capabilities, and waits for the answer until ctx
 	// ends. Its errors are *fault or ctx's cause. Ask is nil for callers that have
