@@ -192,9 +192,6 @@ func (g *Gate) Admit(r *http.Request) (a admission, _ error) {
 		} else if a.member = g.sessions.touch(a.session, of, a.principal); a.member == nil {
 			continue // meanwhile, another request changed the session
 		}
-		if a.session != nil && a.principal.exists() && a.principal.claimID != of {
-			g.log.Info("session scoped", a.logAttrs())
-		}
 		return a, nil
 	}
 }
