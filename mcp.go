@@ -488,7 +488,7 @@ func (r *request) log(item *Item, result object, err error) {
 		module,
 		"method", logText(name),
 		"outcome", logText(outcome),
-		"took", time.Since(r.arrived).Round(10*time.Microsecond),
+		"took", time.Since(r.arrived),
 		"bytes", result.size(),
 		arguments,
 		"client", r.session.profile.Load().name,
