@@ -104,8 +104,7 @@ func (s *Server) servePOST(x *reservation) error {
 		x.w.WriteHeader(http.StatusAccepted)
 		return nil
 	}
-	s.answerPOST(x, from, msg, params)
-	return nil
+	return s.answerPOST(x, from, msg, params)
 }
 
 // inSession returns the admission of a message in its session. For initialize, that is a new
@@ -145,8 +144,8 @@ var errNoID error = httpErrorf(http.StatusBadRequest,
 	"no %s: send initialize first, then the id from its answer", sessionHeader)
 
 // answerPOST runs the request of a POST, and writes the answer to x or, if that is a stream, to its
-// outbox.
-func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params object) {
+// outbox. It returns errNoRoom if the answer finds no room.
+func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params object) error {
 	header := x.req.Header
 	// Without a way to write a stream, the answer stays plain JSON, and the client can't be
 	// asked or notified.
@@ -187,10 +186,11 @@ func (s *Server) answerPOST(x *reservation, from admission, msg *Message, params
 	case answer == nil: // of a cancelled request
 		x.w.WriteHeader(http.StatusAccepted)
 	case x.grow(len(answer)) != nil:
-		x.writeJSON(http.StatusServiceUnavailable, encodeError(r.id, errNoRoom))
+		return errNoRoom
 	default:
 		x.writeJSON(status, answer)
 	}
+	return nil
 }
 
 // admitGET decides whether a GET is served, and for which principal.
