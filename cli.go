@@ -72,34 +72,6 @@ func helpText(name string) string {
 	return string(text)
 }
 
-// run runs the command that args name and returns the exit status. Help that was asked for is
-// output; help instead of a command is an error, so that a script notices an empty variable.
-func (a *app) run(ctx context.Context, args []string) int {
-	if len(args) == 0 {
-		fmt.Fprint(a.stderr, helpText("overview.txt"))
-		return 2
-	}
-	name := args[0]
-	args = args[1:]
-	// Help is no entry of the table: the help of a command is the command with the flag -h.
-	switch name {
-	case "help", "-h", "-help", "--help":
-		if len(args) == 0 || args[0] == "help" {
-			a.output.WriteString(helpText("overview.txt"))
-			return a.status(ctx, name, nil)
-		}
-		name = args[0]
-		args = []string{"-h"}
-	}
-	c, ok := commands[name]
-	if !ok {
-		known := append(sortedKeys(commands), "claim revoke")
-		a.warnf("unknown command %q: %s", name, cmp.Or(didYouMean("usher ", name, known), "see usher help"))
-		return 2
-	}
-	return a.status(ctx, name, a.runCommand(ctx, name, c, args))
-}
-
 // status prints the output of a command and its error, if there is one, and returns the exit
 // status. It prints the output even after an error: the list of claims is complete even if the
 // expired ones could not be removed.

@@ -71,7 +71,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -92,7 +94,8 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.LookupEnv))
 }
 
-// run runs the command that args name and returns the exit status. Tests call it
+// run runs the command that args name and returns the exit status. Help that was asked for is output;
+// help instead of a command is an error, so that a script notices an empty variable. Tests call run
 // in-process. lookupEnv looks up an environment variable.
 func run(
 	ctx context.Context,
@@ -107,5 +110,27 @@ func run(
 		stderr:    stderr,
 		lookupEnv: lookupEnv,
 	}
-	return a.run(ctx, args)
+	if len(args) == 0 {
+		fmt.Fprint(a.stderr, helpText("overview.txt"))
+		return 2
+	}
+	name := args[0]
+	args = args[1:]
+	// Help is no entry of the table: the help of a command is the command with the flag -h.
+	switch name {
+	case "help", "-h", "-help", "--help":
+		if len(args) == 0 || args[0] == "help" {
+			a.output.WriteString(helpText("overview.txt"))
+			return a.status(ctx, name, nil)
+		}
+		name = args[0]
+		args = []string{"-h"}
+	}
+	c, ok := commands[name]
+	if !ok {
+		known := append(sortedKeys(commands), "claim revoke")
+		a.warnf("unknown command %q: %s", name, cmp.Or(didYouMean("usher ", name, known), "see usher help"))
+		return 2
+	}
+	return a.status(ctx, name, a.runCommand(ctx, name, c, args))
 }
