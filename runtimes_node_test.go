@@ -99,12 +99,13 @@ func TestNodeParametersByName(t *testing.T) {
 	nodeTestVersion(t)
 	out := modulesOf(t, "testdata/node/several")
 	const notAll = " is not offered: describe each parameter by a type or a @param: "
-	const unknown = ": any value fits the unknown type "
+	const unknown = ": usher takes any value for the type "
 	const onlyFunctions = " is not offered: export functions, or a default class"
 	for _, want := range []string{
 		"a_hail(name: string)", "a_one", "a_stale(who: string, times?: number)",
 		"a_mixed(first: number, opts: object with a, second?: number, more?: array)",
 		"a_listed(names: array, then: any)", "a_sum(a: number, b: number)",
+		"a_dotted(a: string, rest?: array)",
 		"  Shifts.\n    b_shift(by: number, _?: string)", "c_add(a: number, b: number)",
 		"note: add" + notAll + "a, b", "note: greet" + notAll + "times",
 		"note: all" + notAll + "{ … }, more",
@@ -158,6 +159,7 @@ func TestNodeFirstComment(t *testing.T) {
 		{"// @ts-check\n// Counts. Copyright A.\n", "Counts. Copyright A."},
 		{"/** Skips. */\nexport function skip(a, b) {}", ""},
 		{"// Skips.\nexport default async function skip(a, b) {}", ""},
+		{"/* Counts. */\nimport fs from 'fs'", "Counts."},
 	} {
 		file := fmt.Sprintf("%s/m%d.usher.mjs", dir, i)
 		write(t, file, row.text+more)
@@ -321,7 +323,7 @@ export default class Box {
 		"/** A shape. */\nexport type Shape = { a: string }\nexport const c = () => 1\n")
 	write(t, dir+"/d.usher.ts", "// Draws.\nimport type { A } from './a.ts'\nexport const d = () => 1\n")
 	out := modulesOf(t, dir)
-	const unknown = ": any value fits the unknown type "
+	const unknown = ": usher takes any value for the type "
 	checkContains(t, "usher modules", out, "c_c\n", "  Draws.\n    d_d\n",
 		"a_add(n?: number, name?: any)\n", "a_extend(more: string, id?: any)\n",
 		"note: add: it"+unknown+"Pick\n", "note: extend: it"+unknown+"Base\n",

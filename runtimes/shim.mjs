@@ -676,8 +676,7 @@ class Source {
   // lineComment returns the text of the comment at the end of the line.
   lineComment() {
     LINE_COMMENT.lastIndex = this.pos
-    const [, comment] = LINE_COMMENT.exec(this.text) ?? []
-    return comment ? clean(comment) : ''
+    return clean(LINE_COMMENT.exec(this.text)?.[1] ?? '')
   }
 
   // isGroup reports whether an exported object is of a class of the file, or has functions, at most
@@ -848,7 +847,7 @@ class Source {
     this.unknown = ''
     const schema = read()
     if (this.unknown && key !== 'this') {
-      problems.add(`${this.name}: ${key}: any value fits the unknown type ${flat(this.unknown)}`)
+      problems.add(`${this.name}: ${key}: usher takes any value for the type ${flat(this.unknown)}`)
     }
     this.unknown = outer
     return schema
@@ -1173,7 +1172,7 @@ function paramDocs(doc) {
     return {
       line,
       tag: tag.toLowerCase(),
-      name,
+      name: name.replace('...', ''),
       type: type.replace(/^\.\.\.|=$/g, ''),
       optional: optional || type.endsWith('='),
       value: value && (literal(value) ?? value.trim()),

@@ -352,7 +352,7 @@ class TypeBuilder:
                 return self.build(getattr(hint, name))
         if hint not in (typing.Any, object) and not isinstance(hint, typing.TypeVar):
             unknown = getattr(origin, "__name__", origin)
-            problems.append(f"{self.place}: any value fits the unknown type {unknown}")
+            problems.append(f"{self.place}: usher takes any value for the type {unknown}")
         return ANY
 
     def annotated(self, hint):
@@ -651,7 +651,7 @@ class Method:
         plain = inspect.unwrap(function)
         # Tags of usher count in a comment above the function too.
         tags = re.findall(r"(?m)^# *(@.*\n)", inspect.getcomments(plain) or "")
-        doc = inspect.cleandoc(function.__doc__ or "")
+        doc = inspect.getdoc(function) or ""
         text, docs = parse_doc("\n".join([doc, *tags]))
         hints = hints_of(plain)
         builder = TypeBuilder()

@@ -26,6 +26,11 @@ export const stale = (who, times) => who
  */
 export const listed = (names, then) => names
 /**
+ * @param {string} a
+ * @param {number} ...rest
+ */
+export const dotted = (a, ...rest) => [a, ...rest]
+/**
  * @param {number} a
  * @param {number} b
  */
