@@ -16,6 +16,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -486,8 +487,8 @@ func (a *app) ask(
 	defer answer.Body.Close()
 	// The answer is JSON on one line, or a stream of events, each with one line of data.
 	// Everything before the answer is a notification or a question.
-	for lines := newLineReader(answer.Body, maxWorkerLine); ; {
-		line, err := lines.next()
+	for body := bufio.NewReader(answer.Body); ; {
+		line, err := readLine(body, maxWorkerLine)
 		data, isData := bytes.CutPrefix(line, []byte("data:"))
 		if err == nil && !isData && line[0] != '{' {
 			continue

@@ -14,7 +14,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"regexp"
@@ -423,35 +422,24 @@ func remove[T comparable](list []T, item T) []T {
 // sortedKeys returns the keys of a map in order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// errLineTooLong reports a line over the limit of a lineReader, which returns it together
-// with the first KiB of the line and skips the rest. Reading can continue.
+// errLineTooLong reports a line over the limit of readLine, which returns it together with the first
+// KiB of the line and skips the rest. Reading can continue.
 var errLineTooLong error = rpcErrorf(codeInvalidRequest, "the line is too long")
 
-// lineReader reads lines with a limit on their length. It must not be used concurrently.
-type lineReader struct {
-	r     *bufio.Reader
-	limit int // bytes
-}
-
-// newLineReader returns a reader of lines of at most limit bytes.
-func newLineReader(r io.Reader, limit int) *lineReader {
-	return &lineReader{bufio.NewReaderSize(r, 64<<10), limit}
-}
-
-// next returns the next line that is not blank, without white space at its end. A last line
-// without a newline counts. The caller owns the bytes. The error is errLineTooLong, after
-// which reading can continue, or the reader's.
-func (l *lineReader) next() ([]byte, error) {
+// readLine returns the next line that is not blank, without white space at its end. A last line
+// without a newline counts. The caller owns the bytes. The error is errLineTooLong, for a line of more
+// than limit bytes, or r's.
+func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 	var line []byte
 	for {
-		part, err := l.r.ReadSlice('\n')
-		if len(line) <= l.limit+1 {
+		part, err := r.ReadSlice('\n')
+		if len(line) <= limit+1 {
 			line = append(line, part...)
 		}
 		if err == bufio.ErrBufferFull {
 			continue
 		}
-		if len(line) > l.limit+1 {
+		if len(line) > limit+1 {
 			return bytes.Clone(line[:min(len(line), 1<<10)]), errLineTooLong
 		}
 		line = bytes.TrimRight(line, " \t\r\n")

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -26,8 +27,8 @@ func FuzzLineReader(f *testing.F) {
 			}
 		}
 		var got []string
-		for r := newLineReader(bytes.NewReader(text), int(limit)); ; {
-			line, err := r.next()
+		for r := bufio.NewReaderSize(bytes.NewReader(text), 16); ; {
+			line, err := readLine(r, int(limit))
 			if err == io.EOF {
 				break
 			}

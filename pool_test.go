@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -549,9 +550,9 @@ func newEndlessModule(t *testing.T, timeout time.Duration) *endlessModule {
 
 // play is one process: it reads messages until its stdin ends.
 func (m *endlessModule) play(w *Worker, stdin io.Reader) {
-	lines := newLineReader(stdin, 1<<20)
+	lines := bufio.NewReader(stdin)
 	for {
-		line, err := lines.next()
+		line, err := readLine(lines, 1<<20)
 		if err != nil {
 			break
 		}

@@ -7,6 +7,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -159,9 +160,8 @@ func insideOf(source string) string {
 // the output ends. usher's own runtimes write a traceback as one line with vertical tabs; eachLine
 // turns the tabs back into new lines.
 func eachLine(output io.Reader, handle func(line string)) {
-	lines := newLineReader(output, maxLoggedLine)
-	for {
-		line, err := lines.next()
+	for lines := bufio.NewReader(output); ; {
+		line, err := readLine(lines, maxLoggedLine)
 		if err != nil && err != errLineTooLong {
 			return
 		}

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -138,8 +139,8 @@ func (b *bubble) startProcess(w *Worker) {
 	read, stdin := io.Pipe()
 	go w.writeStdin(stdin)
 	go func() {
-		for lines := newLineReader(read, 1<<20); ; {
-			line, err := lines.next()
+		for lines := bufio.NewReader(read); ; {
+			line, err := readLine(lines, 1<<20)
 			if err != nil {
 				w.finish("")
 				return

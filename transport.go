@@ -10,6 +10,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"io"
 	"mime"
@@ -393,16 +394,16 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 		out:    &outbox{ctx: ctx, held: s.memory.reserve(everyone), write: lineWriter(out)},
 	}
 	input := make(chan error, 1) // buffered: the reader may come back long after serve has returned
-	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
+	go func() { input <- d.receiveLines(bufio.NewReaderSize(in, 64<<10)) }()
 	err := d.serve(input, cancel) // ends ctx
 	s.suspended.running.Wait()
 	return err
 }
 
 // receiveLines receives messages, one per line, until the lines end or come too late.
-func (d *duplex) receiveLines(lines *lineReader) error {
+func (d *duplex) receiveLines(lines *bufio.Reader) error {
 	for {
-		line, err := lines.next()
+		line, err := readLine(lines, maxWorkerLine)
 		switch {
 		case err == errLineTooLong:
 			d.out.send(encodeError(nil, err))

@@ -14,6 +14,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -376,9 +377,8 @@ func (w *Worker) remember(line string) {
 func (w *Worker) readStdout(stdout io.Reader) {
 	defer w.stop(nil)
 	defer catch(w.log, nil)
-	lines := newLineReader(stdout, maxWorkerLine)
-	for {
-		line, err := lines.next()
+	for lines := bufio.NewReaderSize(stdout, 64<<10); ; {
+		line, err := readLine(lines, maxWorkerLine)
 		if err != nil && !errors.Is(err, errLineTooLong) {
 			return
 		}
