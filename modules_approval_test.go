@@ -362,12 +362,27 @@ func TestEnvironmentOutsideIsHashed(t *testing.T) {
 	check(t, "new settings count", content("a", "other") != before, true)
 }
 
-// Without approvals too, a module whose file is gone does not start.
-func TestGoneFileDoesNotStart(t *testing.T) {
+// Without approvals too, a module starts only if its path leads to the file that it was found as.
+func TestMovedFileDoesNotStart(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
 	r := registryOf(t, registryConfig{})
-	gone := t.TempDir() + "/gone.usher"
-	_, err := r.checkApproved(source{Name: "gone", Kind: kindExecutable, Path: gone, Source: gone})
-	check(t, "error", err, errMoved)
+	s := source{Name: "m", Kind: kindShell, Path: dir + "/m.usher.sh", Source: dir + "/v1/m.usher.sh"}
+	write(t, s.Source, "one")
+	write(t, dir+"/v2/m.usher.sh", "one")
+	for _, tt := range []struct {
+		what, target string
+		want         error
+	}{
+		{"nowhere", "v3/m.usher.sh", errMoved},
+		{"to another file", "v2/m.usher.sh", errMoved},
+		{"to its file", "v1/m.usher.sh", nil},
+	} {
+		os.Remove(s.Path)
+		must(t, os.Symlink(tt.target, s.Path))
+		_, err := r.checkApproved(s)
+		check(t, "error, if the path leads "+tt.what, err, tt.want)
+	}
 }
 
 // A module that comes later is hosted with -watch, which is the default without

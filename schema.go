@@ -215,8 +215,8 @@ var (
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
-// lookupTag returns the name of a tag as in tagTable, and its effect; "" if it is unknown. The
-// programs that usher hosts know only protectingTags.
+// lookupTag returns the name of a tag as in tagTable, and its effect; "" if it is unknown. Executables
+// know only protectingTags. (Entries of a .mcp.json know none: see parseDoc.)
 func lookupTag(word string, kind Kind) (name, effect string) {
 	name = strings.ToLower(strings.ReplaceAll(word, "-", ""))
 	if !kind.singleFile() && !slices.Contains(protectingTags, name) {

@@ -968,7 +968,7 @@ func (w *Worker) recipient(params object) (Caller, *call, error) {
 	case len(calls) == 1:
 		return calls[0].caller, calls[0], nil
 	}
-	return calls[0].caller, nil, nil // of the same session as the others, or a delivery, which can't be asked
+	return calls[0].caller, nil, nil // of the same session as the others
 }
 
 // handleRequest answers a request of the module, or starts to ask a client for the
