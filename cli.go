@@ -10,8 +10,9 @@
 // The exit status is 0 for success, 1 for a failure, 2 for a mistake on the command line.
 //
 // Commands use the rights of the person who runs them: the daemon does not trust what a command has
-// checked. Promises of SECURITY.md rest only on prepareData, which finds a private data folder, and
-// on withModules, which follows the approvals of a daemon.
+// checked. Promises of SECURITY.md rest only on prepareData, which finds a private data folder, on
+// withModules, which follows the approvals of a daemon, and on setupApprove, which chooses what is
+// approved.
 
 package main
 
