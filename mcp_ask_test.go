@@ -375,6 +375,28 @@ func TestAskEndsWithTheScope(t *testing.T) {
 	}
 }
 
+// Once the claim of a call has ended, its module's questions do not reach the client on the stream of
+// the call's own request either.
+func TestAskEndsWithTheClaimOfItsCall(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		own := newClaimFor(t, b.base, "/w").Code
+		c := b.openScoped(own.Reveal())
+		call := b.begin(c.Asking("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`))
+		call.got()
+		b.asks("before")
+		_, text := call.got()
+		checkContains(t, "before the end", text, `"before"`)
+		b.hears()
+		revoke(t, b.base, own)
+		pass(2 * watchInterval)
+		b.asks("after")
+		checkContains(t, "after the end: the module", b.hears(), `"refused"`)
+		<-call.done
+		_, text = call.got()
+		checkOmits(t, "the stream of the call", text, "after")
+	})
+}
+
 // ---- Attribution
 
 // stormClient is one of many clients that call at once. It makes one call at a time.

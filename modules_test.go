@@ -497,6 +497,11 @@ func TestListsBelongToProcesses(t *testing.T) {
 	checkContains(t, "another session's call of it", other.Call("own_extra1", "").Failure(), "unknown tool")
 	c.Call("own_crash", "")
 	c.AwaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
+	other.Call("own_grow", "")
+	other.AwaitTools("own_crash", "own_extra1", "own_grow", "own_late", "shared_extra1", "shared_grow")
+	d.stop(t)
+	d = daemonOptions{base: d.Base}.startReady(t, dir) // which knows the modules from the cache
+	connect(t, d.URL).AwaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
 }
 
 // An edit of a .mcp.json restarts the changed entries only. Half an edit changes nothing.
