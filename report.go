@@ -118,10 +118,13 @@ func (a *app) addModule(l *moduleReport, m *Module, view, unscoped *View, daemon
 	note := func(format string, args ...any) {
 		l.Problems = append(l.Problems, fmt.Sprintf(format, args...))
 	}
+	hooks := make(map[*Method]*Item)
+	for _, t := range unscoped.ToolsOf[m] {
+		hooks[t.Method] = t
+	}
 	for _, t := range view.ToolsOf[m] {
 		l.Label = t.Label
-		isSame := func(other *Item) bool { return other.Method == t.Method }
-		hook := unscoped.ToolsOf[m][slices.IndexFunc(unscoped.ToolsOf[m], isSame)]
+		hook := hooks[t.Method]
 		tool := newToolReport(t.Name, t.Method)
 		receiver, claimants := unscoped.Hook(hook.HookPath)
 		if receiver == hook {
