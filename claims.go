@@ -168,7 +168,8 @@ type Principal struct {
 	end   context.CancelFunc // ends ctx
 }
 
-// The principals without a claim, which never end.
+// The principals without a claim, which never end. They share one context, so they are one Member
+// (see Caller); but strangers reach no module, and senders have no Member.
 var (
 	everyone  = &Principal{ctx: context.Background()} // clients without a claim
 	strangers = &Principal{ctx: context.Background()} // unproven senders, sessions of ended claims

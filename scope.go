@@ -142,7 +142,7 @@ type admission struct {
 	// this error is its answer.
 	badCode error
 
-	claim  Claim     // for the log: the principal's, else the session's, which has ended; else zero
+	claim  Claim     // the principal's, else the session's, which has ended; after Admit, for the log only
 	sender slog.Attr // for the log: where the request came from
 }
 
@@ -260,7 +260,7 @@ const notACode = "?"
 // presentedCode returns a request's claim code, or "" for a malformed one, and reports
 // whether the request presents any. The first place that is not empty counts, valid or not:
 // the header, the URL, and a bearer token. A slip in one of these places counts there as an
-// invalid code, so no slip counts as no code, which may show everything.
+// invalid code, and not as no code, which may show everything.
 func presentedCode(r *http.Request) (code Code, presents bool) {
 	text := cmp.Or(
 		strings.Join(r.Header.Values(claimHeader), ","), // two headers are no code
@@ -339,7 +339,8 @@ func (p *Principal) scope() (Scope, error) {
 }
 
 // Create makes a session for the principal in from, for an initialize or for the stream of HTTP+SSE. It
-// returns from with the new session. It writes no file: the session's id contains everything.
+// returns from with the new session. It writes no file: the session's id contains everything. The
+// principal must not be strangers: their session would have no claim, and so would see everything.
 func (g *Gate) Create(from admission, protocol string, caps clientCaps) admission {
 	s := newSession(sessionOrigin{Protocol: protocol, Caps: caps, Claim: from.principal.claimID})
 	s.name = g.sessions.seal(s.sessionOrigin)

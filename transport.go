@@ -131,7 +131,7 @@ func (s *Server) inSession(
 	case !begins:
 		return from, nil
 	}
-	if _, err := from.principal.scope(); err != nil { // an ended claim begins no session
+	if _, err := from.principal.scope(); err != nil { // an ended claim begins no session: see Create
 		return from, err
 	}
 	protocol, caps := parseInitialize(params)
