@@ -208,9 +208,9 @@ var (
 	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf})@([A-Za-z-]+)`)
 
 	// noText matches a line that is a rule, with a title (group 1) or without, names a file, an author or
-	// the day it was made, or addresses a tool.
+	// the day it was made, or addresses a tool or an editor.
 	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck\s.*|SPDX-.*|authors?:.*|created on .*\d{4}.*|` +
-		`\.\. \S+::.*|(?:file:\s*)?[\w./-]+\.(?:py|[cm]?[jt]s|sh|bash|go)|` +
+		`vim:.*|-\*-.*|\.\. \S+::.*|(?:\w+:\s*)?[\w./-]+\.(?:py|[cm]?[jt]s|sh|bash|go)|` +
 		`(?:(?:[-#=/*~─━═]{2,}\s)?([\w\pL][^|\n]*?)\s)?[-#=/*~─━═]{3,})$`)
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )

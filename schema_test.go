@@ -212,6 +212,9 @@ func TestFirstSentence(t *testing.T) {
 		"=====\nFile: log.sh\n=====\nReads logs.":    "Reads logs.",
 		"Created on Aug 9, 2016\n\nReads files.":     "Reads files.",
 		"Created on demand.":                         "Created on demand.",
+		"vim: et sw=2\n=====\nReads files.":          "Reads files.",
+		"-*- coding: utf-8 -*-\nReads files.":        "Reads files.",
+		"=====\n\nModule:  read.sh\n\nReads files.":  "Reads files.",
 		"Author: A. B. <a@b.c>\nReads files.":        "Reads files.",
 		"":                                           "",
 	} {

@@ -44,7 +44,7 @@ var (
 	// are optional.
 	shellComment = regexp.MustCompile(`(?m)((?s:.*?))^((?:#.*\n?)+)(\s*\n)?` +
 		`(?:(?:function\s+)?([A-Za-z][\w:.-]*)\s*(?:\(\s*\)|\{)` +
-		`((?:[^'\n]|\n+[ \t{]|'[^'\n]*')*?\$(?:\{?[1-9@*]|#))?)?`)
+		`((?:[^'\n]|["\w]'|\n+[ \t{]|'[^'\n]*')*?\$(?:\{?[1-9@*]|#))?)?`)
 	// shellMargin matches what precedes the text in each line of a comment.
 	shellMargin = regexp.MustCompile(`(?m)^#+ ?`)
 )

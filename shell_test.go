@@ -207,6 +207,8 @@ func TestShellLibrary(t *testing.T) {
 		"note: undescribed: @param $1: want {type} name text\n",
 		"note: counts: @param $1: want {type} name text\n",
 		"note: second: @param $1: want {type} name text\n",
+		"note: code: @param $1: want {type} name text\n",
+		"note: there: @param $1: want {type} name text\n",
 		"note: below: @param $1: want {type} name text\n")
 	checkOmits(t, "usher modules", out, "library_a_b", "library_without_comment", "gone", "note: column",
 		"note: length", "note: silent", "library_without_comment_too")

@@ -100,3 +100,9 @@ main() {
 
 # A library runs main only as a command.
 [[ ${BASH_SOURCE[0]} == "$0" ]] && main "$@"
+
+# Prints the number of a character.
+code() { printf '%d' "'$1"; }
+
+# Says that it is there.
+there() { echo "it's $1"; }
