@@ -10,6 +10,13 @@
 // request that its process has not read yet is in memory twice. usher does not count
 // headers; lists that all callers share, until one is copied for an answer; errors that answer an HTTP
 // request; its own notifications; and a line of a process, until an answer is made of it.
+//
+//	what                                 is counted by                   until
+//	a body, and the call made of it      the reservation of its request  the answer is written
+//	an answer, a page                    the reservation of its request  it is written
+//	messages on a stream                 outbox.held                     they are written
+//	a suspended call with its arguments  suspendedCall.held              the call ends
+//	a question to a client, its answer   that of request.beginAsk        the call ends
 
 package main
 

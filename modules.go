@@ -722,6 +722,16 @@ const approvedName = "approved.json"
 
 // approvals maps each hosted DIR to the approved modules below it, which are a map from
 // approvalKey to source.Content. A DIR has the path that its owner gave, links not resolved.
+//
+//	what a source has  is                                         and matters for
+//	Path               the path below the DIR, links not resolved the record: approvalKey
+//	Source             the real path of the file                  the scope, and the working directory
+//	Content            a hash of what can run, by readContent     the record: approvedContent
+//	Version            what a scan sees of the file               whether a new version begins
+//	Invalid            why it can't run, also errUnapproved       whether a process starts
+//
+// The record is asked by a scan (compare) and right before each start (checkApproved). It is written
+// by the first start with a DIR (approveFirst) and by usher approve.
 type approvals map[string]map[string]string
 
 // readApprovals reads the record. If there is none, nothing is approved.

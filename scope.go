@@ -8,6 +8,22 @@
 //   - No failure widens a scope beyond what the session began with: not an ended claim, not a
 //     file that can't be read, not a restart (TestDecisionsNeverWiden, TestScopeTable, TestModel).
 //   - A client can neither make nor change a session id (TestForgedIDsAreRefused).
+//
+// # What ends with a claim
+//
+// Two contexts carry the end of a claim: that of the Principal, and the Member of a session, which
+// ends with it and also when the session ends or moves to another claim.
+//
+//	what                          ends, or is refused              by
+//	a request, a list, a look-up  with the claim's record          Gate.Admit, Principal.scope
+//	a wait of a call              with the Principal's context     Principal.waitFor
+//	a call about to be made       with the claim's record          lastCheck
+//	a call that a module has      when it is done                  (over HTTP+SSE with its stream)
+//	a module's question           with the Principal's context     request.beginAsk, request.ask
+//	a suspended call              so does its question             suspendedCall.ask
+//	messages outside of a call    with the Member                  Caller.reachable
+//	a stream                      with the Member                  Server.follow
+//	a process of a session        with the Member, once unused     pool.sweep
 
 package main
 
