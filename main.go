@@ -61,7 +61,6 @@
 //	Registry.scanning, moduleOwner.mu, Registry.mu, pool.mu
 //	the sync.Once of a view in Catalog.views, pool.mu
 //	sessionTable.mu, Session.mu, outbox.mu
-//	suspendedCalls.mu
 //	memory.mu, counter.mu
 //
 // # One call

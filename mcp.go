@@ -26,6 +26,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -52,12 +53,9 @@ type Server struct {
 func newServer(c serverConfig) *Server {
 	return &Server{
 		serverConfig: c,
-		suspended: suspendedCalls{
-			asking:    counter{perKey: maxSuspended},
-			questions: make(map[string]*question),
-		},
-		requests: counter{perKey: maxInFlight},
-		streams:  counter{perKey: maxStreamsOf},
+		suspended:    suspendedCalls{asking: counter{perKey: maxSuspended}},
+		requests:     counter{perKey: maxInFlight},
+		streams:      counter{perKey: maxStreamsOf},
 	}
 }
 
@@ -579,11 +577,9 @@ var errStaleState = rpcErrorf(codeInvalidParams, "requestState is no longer vali
 // suspendedCalls are the calls of clients without sessions that may have to wait for
 // their clients to return. Safe for concurrent use.
 type suspendedCalls struct {
-	running sync.WaitGroup // all calls, suspended or not
-	asking  counter        // questions that are not answered
-
-	mu        sync.Mutex
-	questions map[string]*question // by the requestState that continues their calls, once
+	running   sync.WaitGroup // all calls, suspended or not
+	asking    counter        // questions that are not answered
+	questions sync.Map       // *question, by the requestState that continues its call, once
 }
 
 // question is a question of a module that is not answered.
@@ -606,9 +602,8 @@ type suspendedCall struct {
 	result  object
 	err     error
 
-	// Guarded by all.mu.
-	report func(method string, params object) // notifies the request in progress; nil while there is none
-	lacked clientCaps                         // what the module asked for and the client lacks
+	current atomic.Pointer[request] // in progress; nil while there is none
+	lacked  atomic.Uint32           // the clientCaps that the module asked for and the client lacks
 }
 
 // call answers one request of a client. It starts a call, or continues the call whose
@@ -626,10 +621,10 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 		all:     k,
 		request: *r,
 		held:    r.server.memory.reserve(r.principal), // the call may outlive the message
-		report:  r.notify,
 		asked:   make(chan *question),
 		done:    make(chan struct{}),
 	}
+	c.current.Store(r)
 	if err := c.held.grow(r.params.size()); err != nil {
 		return nil, err
 	}
@@ -652,26 +647,19 @@ func (c *suspendedCall) run() {
 	// forward looks the item up and checks the claim as for any other call. It returns only once no
 	// question of the module is open.
 	c.result, c.err = c.request.forward()
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
 	// The module's own failure is only a consequence of what the client lacks, which MCP wants to
 	// be told by a code. If the module managed without it, its result counts.
 	failed := c.err != nil || isTrue(c.result.get("isError"))
-	if failed && c.lacked != 0 {
+	if lacked := clientCaps(c.lacked.Load()); failed && lacked != 0 {
 		c.result = nil
-		c.err = c.lacked.errMissing(codeMissingCapability)
+		c.err = lacked.errMissing(codeMissingCapability)
 	}
 }
 
 // notify passes a notification to the request in progress, if there is one.
 func (c *suspendedCall) notify(method string, params object) {
-	// The client may continue the call, or hang up, at any time. The lock is not held while the
-	// message is sent.
-	c.all.mu.Lock()
-	report := c.report
-	c.all.mu.Unlock()
-	if report != nil {
-		report(method, params)
+	if r := c.current.Load(); r != nil { // the client may continue the call, or hang up, at any time
+		r.notify(method, params)
 	}
 }
 
@@ -681,9 +669,7 @@ func (c *suspendedCall) ask(ctx context.Context, method string, params object) (
 	k := c.all
 	held, lacked, err := c.request.beginAsk(method, params)
 	if err != nil {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		c.lacked |= lacked
+		c.lacked.Or(uint32(lacked))
 		return nil, err
 	}
 	defer held.end()
@@ -700,14 +686,8 @@ func (c *suspendedCall) ask(ctx context.Context, method string, params object) (
 		{"inputRequests", object{{questionKey, asked.encode()}}.encode()},
 		{"requestState", quote(state)},
 	}
-	k.mu.Lock()
-	k.questions[state] = q
-	k.mu.Unlock()
-	defer func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		delete(k.questions, state)
-	}()
+	k.questions.Store(state, q)
+	defer k.questions.Delete(state)
 	for next := c.asked; ; next = nil {
 		select {
 		case next <- q: // the client gets it
@@ -731,9 +711,7 @@ func (c *suspendedCall) next(ctx context.Context) (object, error) {
 	case q := <-c.asked:
 		// From now on, notifications of the module reach nobody: the request in progress is about to get
 		// its answer, and the client has no stream.
-		c.all.mu.Lock()
-		defer c.all.mu.Unlock()
-		c.report = nil
+		c.current.Store(nil)
 		return q.result, nil
 	case <-ctx.Done():
 		// Only while a request is in progress: a client that got a question may be away for as long
@@ -749,13 +727,11 @@ func (c *suspendedCall) next(ctx context.Context) (object, error) {
 // instead. If the answer finds no room, it returns an error. In both cases, the call is still suspended.
 func (k *suspendedCalls) resume(r *request) (c *suspendedCall, again object, err error) {
 	state := r.params.text("requestState")
-	// One lock for the look-up and the change: of several requests with one state, one continues the
-	// call. The state alone, although random, is not enough: it may have been seen in a log.
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	q := k.questions[state]
+	found, _ := k.questions.Load(state)
+	q, _ := found.(*question)
+	// The state alone, although random, is not enough: it may have been seen in a log.
 	if q == nil || q.call.request.principal != r.principal {
-		return nil, nil, errStaleState // the call may have ended, or another request has continued it
+		return nil, nil, errStaleState // the call may have ended
 	}
 	answer := r.params.object("inputResponses").object(questionKey)
 	if answer == nil {
@@ -764,8 +740,11 @@ func (k *suspendedCalls) resume(r *request) (c *suspendedCall, again object, err
 	if err := q.call.held.grow(answer.size()); err != nil {
 		return nil, nil, err
 	}
-	delete(k.questions, state)
-	q.call.report = r.notify
+	if _, isOpen := k.questions.LoadAndDelete(state); !isOpen { // another request has continued the call
+		q.call.held.shrink(answer.size())
+		return nil, nil, errStaleState
+	}
+	q.call.current.Store(r)
 	q.answer <- answer
 	return q.call, nil, nil
 }

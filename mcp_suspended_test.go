@@ -132,11 +132,12 @@ func TestAskTimesOut(t *testing.T) {
 }
 
 // suspended returns how many calls wait for input of clients without sessions.
-func (b *bubble) suspended() int {
+func (b *bubble) suspended() (n int) {
 	synctest.Wait()
-	b.server.suspended.mu.Lock()
-	defer b.server.suspended.mu.Unlock()
-	return len(b.server.suspended.questions)
+	for range b.server.suspended.questions.Range {
+		n++
+	}
+	return n
 }
 
 // When the client of a suspended call goes away, usher cancels the call at the module and
@@ -364,8 +365,9 @@ func TestProgressHasTheCurrentToken(t *testing.T) {
 		_, text := first.got()
 		_, state, _ := strings.Cut(text, `"requestState":"`)
 		state, _, _ = strings.Cut(state, `"`)
-		suspended := b.server.suspended.questions[state].call
-		check(t, "the suspended call notifies nobody", suspended.report == nil, true)
+		q, _ := b.server.suspended.questions.Load(state)
+		current := q.(*question).call.current.Load()
+		check(t, "the suspended call notifies nobody", current == nil, true)
 		second := b.begin(b.ModernPOST("2", "tools/call", goOn(params("two"), state, sayYes)))
 		synctest.Wait()
 		b.progress("half")
@@ -380,7 +382,9 @@ func suspendedOnce(m *memory) *suspendedCalls {
 	c := &suspendedCall{held: m.reserve(everyone)}
 	c.request.principal = everyone
 	q := &question{call: c, answer: make(chan object, 1)}
-	return &suspendedCalls{questions: map[string]*question{"s": q}}
+	k := &suspendedCalls{}
+	k.questions.Store("s", q)
+	return k
 }
 
 // Of requests that continue a call at the same time, one does.
