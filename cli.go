@@ -253,7 +253,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			return nil
 		}
 		return a.withModules(ctx, dirs, registryConfig{}, func(r *Registry) error {
-			a.print("modules", a.report(r, *scope, readDaemon(a.data).URL))
+			a.print("modules", a.report(r, *scope))
 			return nil
 		})
 	}
@@ -379,7 +379,7 @@ func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) 
 	}
 	var hints []string
 	// The owner runs this command, so a module outside the scope is named too.
-	for _, m := range a.report(r, scope, "") {
+	for _, m := range a.report(r, scope) {
 		hint := "has " + cmp.Or(m.Names, strings.Join(m.Problems, "; "))
 		switch {
 		case m.Hidden != "":

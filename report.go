@@ -67,9 +67,10 @@ func newToolReport(name string, m *Method) toolReport {
 }
 
 // report returns all modules, as the view of scope shows them, those in scope first. The
-// webhooks, which are not scoped, have URLs of the daemon at daemonURL.
-func (a *app) report(r *Registry, scope Scope, daemonURL string) []moduleReport {
+// webhooks, which are not scoped, have URLs of the daemon that runs.
+func (a *app) report(r *Registry, scope Scope) []moduleReport {
 	list := []moduleReport{}
+	daemon := readDaemon(a.data)
 	catalog := r.catalog.Load()
 	for _, s := range catalog.modules {
 		m := newModuleReport(s)
@@ -79,7 +80,7 @@ func (a *app) report(r *Registry, scope Scope, daemonURL string) []moduleReport 
 		case scope.hides(s):
 			m.Hidden = "all its methods are @unshared"
 		default:
-			a.addModule(&m, s, catalog.View(scope, nil), catalog.View(scopeAll(), nil), daemonURL)
+			a.addModule(&m, s, catalog.View(scope, nil), catalog.View(scopeAll(), nil), daemon.URL)
 		}
 		list = append(list, m)
 	}

@@ -570,7 +570,7 @@ func (d *daemon) followModules(ctx context.Context) {
 		if !settled { // from now on, records show what the banner may miss
 			d.bannerShown.Store(true)
 		}
-		modules := d.app.report(d.registry, scopeAll(), d.record.URL)
+		modules := d.app.report(d.registry, scopeAll())
 		d.warnOfNotes(modules, noted)
 		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
 			d.log.Warn("the report was not written", "err", err)
