@@ -36,10 +36,9 @@ import (
 )
 
 const (
-	headerTimeout = 10 * time.Second // for a request's headers
-	restTimeout   = time.Second      // for net/http to skip the rest of an unread body
-	idleTimeout   = 2 * time.Minute  // for a connection without a request
-	drainTimeout  = 5 * time.Second  // for calls in flight when the daemon stops
+	restTimeout  = time.Second     // for net/http to skip the rest of an unread body
+	idleTimeout  = 2 * time.Minute // for a connection without a request
+	drainTimeout = 5 * time.Second // for calls in flight when the daemon stops
 
 	// With Go's default of 100, collecting garbage takes a quarter of the CPU time.
 	gcPercent = 400
@@ -402,12 +401,11 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	// net/http's own limits end what usher can't see: slow headers and idle connections. The
 	// time for a body or an answer depends on the request, so usher sets those deadlines.
 	web := &http.Server{
-		Handler:           d,
-		ReadHeaderTimeout: headerTimeout,
-		ReadTimeout:       bodyTimeout, // until the body has been read
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn),
+		Handler:        d,
+		ReadTimeout:    bodyTimeout, // for headers and body
+		IdleTimeout:    idleTimeout,
+		MaxHeaderBytes: maxHeader,
+		ErrorLog:       slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn),
 	}
 	limitConnections(web, openFilesLimit())
 	// Everything that runs beside the requests ends with ctx and is waited for below, so that
