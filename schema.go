@@ -207,10 +207,8 @@ var (
 	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?[\s\pZ]*(?:- )?(.*?)[\s\pZ]*$`)
 	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf})@([A-Za-z-]+)`)
 
-	// noText matches a line that is a rule, with a title (group 1) or without, names a file, an author or
-	// the day it was made, or addresses a tool or an editor.
-	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck\s.*|SPDX-.*|authors?:.*|created on .*\d{4}.*|` +
-		`vim:.*|-\*-.*|\.\. \S+::.*|(?:\w+:\s*)?[\w./-]+\.(?:py|[cm]?[jt]s|sh|bash|go)|` +
+	// noText matches a line that is a rule, with a title (group 1) or without, or addresses a tool.
+	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck\s.*|SPDX-.*|-\*-.*|\.\. \S+::.*|` +
 		`(?:(?:[-#=/*~─━═]{2,}\s)?([\w\pL][^|\n]*?)\s)?[-#=/*~─━═]{3,})$`)
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
@@ -379,8 +377,11 @@ func parseParam(tag string) (paramDoc, bool) {
 }
 
 // sentence matches the first sentence of a text (group 1), and how it ends (3): with a mark, or with the
-// paragraph, unless there is a colon. It also ends before a line with a copyright.
-var sentence = regexp.MustCompile(`(?s)^(.*?)(([.!?](\s|$)|[^:\s]\s*\n\s*\n)|(\n\s*|^)Copyright|$)`)
+// paragraph, unless there is a colon. It also ends before a line with a copyright. Lines above it that
+// name a file, an author or the day it was made, or address an editor, are no part of it.
+var sentence = regexp.MustCompile(`^(?:(?i:(?:authors?:|created on .*\d{4}|vim:).*|` +
+	`(?:\w+:\s*)?[\w./-]+\.(?:py|[cm]?[jt]s|sh|bash|go))(?:\n\s*|$))*` +
+	`(?s)(.*?)(([.!?](\s|$)|[^:\s]\s*\n\s*\n)|\s*(?m:^)Copyright|$)`)
 
 // firstSentence returns the first sentence of a text, on one line.
 func firstSentence(text string) string {

@@ -212,11 +212,14 @@ func TestFirstSentence(t *testing.T) {
 		"=====\nFile: log.sh\n=====\nReads logs.":    "Reads logs.",
 		"Created on Aug 9, 2016\n\nReads files.":     "Reads files.",
 		"Created on demand.":                         "Created on demand.",
-		"vim: et sw=2\n=====\nReads files.":          "Reads files.",
-		"-*- coding: utf-8 -*-\nReads files.":        "Reads files.",
-		"=====\n\nModule:  read.sh\n\nReads files.":  "Reads files.",
-		"Author: A. B. <a@b.c>\nReads files.":        "Reads files.",
-		"":                                           "",
+		"vim: et\nCopyright A. B.":                   "",
+		"log.sh\nAuthor: A. B.\n\nReads\nlog.sh.":    "Reads log.sh.",
+		"read.sh":                                   "",
+		"vim: et sw=2\n=====\nReads files.":         "Reads files.",
+		"-*- coding: utf-8 -*-\nReads files.":       "Reads files.",
+		"=====\n\nModule:  read.sh\n\nReads files.": "Reads files.",
+		"Author: A. B. <a@b.c>\nReads files.":       "Reads files.",
+		"":                                          "",
 	} {
 		check(t, text, firstSentence(parseDoc(text, kindPython).description), want)
 	}
@@ -235,6 +238,7 @@ func TestRules(t *testing.T) {
 		"===== =====\nTrue  False\n===== ====": "===== =====\nTrue  False\n===== ====",
 		"Ends a -- b ---> c":                   "Ends a -- b ---> c",
 		"@param x a text ----\nReads.":         "",
+		"Takes:\n  a.js\nAuthor: the author":   "Takes:\n  a.js\nAuthor: the author",
 	} {
 		doc := parseDoc(text, kindShell)
 		check(t, text, doc.description, want)
