@@ -12,6 +12,11 @@
 //   - No two tools of a view share a name, no two prompts a name, no two webhooks a path, and
 //     no two resources a URI. A name, path or URI that several would have belongs to none.
 //   - Nothing depends on the order in which modules were found.
+//
+// A server may list more to one session than to others, and no such name may reach another claim. So
+// what a process of one Member lists stays with the process (Worker.lists). Module.ownLists asks the
+// pool for it, and Catalog.View builds a view that only this Member gets. moduleOwner.onLists gets
+// each reading of lists: only processes for all callers change the module and its cache.
 
 package main
 
