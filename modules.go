@@ -402,13 +402,21 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 	return o
 }
 
-// do changes the module's state, unless the module has been removed.
+// do changes the module's state, unless the module has been removed. If change panics, the module
+// fails: nobody must wait for it.
 func (o *moduleOwner) do(change func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	defer catch(o.log, nil)
-	if o.ctx.Err() == nil {
+	if o.ctx.Err() != nil {
+		return
+	}
+	err := func() (err error) {
+		defer catch(o.log, &err)
 		change()
+		return nil
+	}()
+	if err != nil {
+		o.fail(err)
 	}
 }
 

@@ -432,6 +432,16 @@ func TestMissedModuleGoesOn(t *testing.T) {
 	}
 }
 
+// A module whose state can't be changed because of a defect of usher is not pending for ever.
+func TestPanicFailsTheModule(t *testing.T) {
+	t.Parallel()
+	r := introspecting(t)
+	o := r.modules["/w/p/m.usher#p"]
+	o.do(func() { panic("a defect") })
+	check(t, "it is pending", o.latest.Load().Pending, false)
+	check(t, "it has failed", o.latest.Load().Err != nil, true)
+}
+
 // The result of an introspection does not count for a module that was removed and added
 // again meanwhile, and the lists of an old process do not count for a newer version.
 func TestLateIntrospectionIsDropped(t *testing.T) {
