@@ -99,7 +99,7 @@ func TestNodeParametersByName(t *testing.T) {
 	nodeTestVersion(t)
 	out := modulesOf(t, "testdata/node/several")
 	const notAll = " is not offered: describe each parameter by a type or a @param: "
-	const unknown = ": usher takes any value for the type "
+	const unknown = " accepts any value for the type "
 	const onlyFunctions = " is not offered: export functions, or a default class"
 	for _, want := range []string{
 		"a_hail(name: string)", "a_one", "a_stale(who: string, times?: number)",
@@ -323,7 +323,7 @@ export default class Box {
 		"/** A shape. */\nexport type Shape = { a: string }\nexport const c = () => 1\n")
 	write(t, dir+"/d.usher.ts", "// Draws.\nimport type { A } from './a.ts'\nexport const d = () => 1\n")
 	out := modulesOf(t, dir)
-	const unknown = ": usher takes any value for the type "
+	const unknown = " accepts any value for the type "
 	checkContains(t, "usher modules", out, "c_c\n", "  Draws.\n    d_d\n",
 		"a_add(n?: number, name?: any)\n", "a_extend(more: string, id?: any)\n",
 		"note: add: it"+unknown+"Pick\n", "note: extend: it"+unknown+"Base\n",
@@ -360,6 +360,7 @@ export const f = () => 1
 	write(t, dir+"/a.usher.mjs", file+"export default new Client()\n")
 	write(t, dir+"/b.usher.js", "class C { get() {} }\nmodule.exports = { c: new C(), f: () => 1 }\n")
 	write(t, dir+"/c.usher.js", "// C.\nmodule.exports = async () => 1\n")
+	write(t, dir+"/e.usher.mjs", "export class Both { get() {} }\nexport default Both\n")
 	write(t, dir+"/d.usher.js", "class C { get() {} }\nmodule.exports = new C()\n")
 	out := modulesOf(t, dir)
 	const onlyFunctions = " is not offered: export functions, or a default class\n"
@@ -369,7 +370,7 @@ export const f = () => 1
 	check(t, "notes on default instances", strings.Count(out, "note: default"+onlyFunctions), 2)
 	checkContains(t, "usher modules", out, "note: default is not offered: give it a name\n")
 	checkOmits(t, "usher modules", out, "note: data", "note: url", "note: map", "note: bare", "note: loop",
-		"note: f")
+		"note: f", "note: Both")
 }
 
 // In TypeScript, a literal as the default of a parameter is its type.

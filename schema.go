@@ -255,6 +255,9 @@ func parseDoc(doc string, kind Kind) docTags {
 		effect, rest := t.readTag(line, kind)
 		if effect == "" && kind.singleFile() {
 			rest = noText.ReplaceAllString(rest, "$1")
+			if rest == "" && line != "" {
+				continue
+			}
 		}
 		switch {
 		case effect != "" && effect != "text":
@@ -365,7 +368,7 @@ func parseParam(tag string) (paramDoc, bool) {
 		kind:     parts[1],
 		name:     parts[2] + parts[4],
 		text:     parts[5],
-		optional: parts[2] != "" || strings.Contains(strings.ToLower(parts[5]), "(optional)"),
+		optional: parts[2] != "" || strings.Contains(parts[5], "(optional)"),
 	}
 	fallback := strings.TrimSpace(parts[3])
 	if json.Valid([]byte(fallback)) {

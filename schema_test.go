@@ -233,7 +233,7 @@ func TestRules(t *testing.T) {
 		"---- Adds days. ----":                 "Adds days.",
 		"=== onexit() ======\nEnds.":           "onexit()\nEnds.",
 		"Übersicht ****":                       "Übersicht",
-		"Reads.\n----------\nWrites.":          "Reads.\n\nWrites.",
+		"Reads.\n----------\nWrites.":          "Reads.\nWrites.",
 		"| a | b |\n| - | --- |\na | ---":      "| a | b |\n| - | --- |\na | ---",
 		"===== =====\nTrue  False\n===== ====": "===== =====\nTrue  False\n===== ====",
 		"Ends a -- b ---> c":                   "Ends a -- b ---> c",

@@ -460,7 +460,8 @@ function findMethods({ default: whole, 'module.exports': _, ...named }) {
 
   function add(name, run, holder, from) {
     if (name.startsWith('_') || found.has(name)) return
-    if (source.isGroup(run) || isClass(run)) skip(name, 'export functions, or a default class')
+    const isOther = isClass(run) && run !== whole
+    if (isOther || source.isGroup(run)) skip(name, 'export functions, or a default class')
     if (!isFunction(run) || isClass(run)) return
     const place = source.locate(name, run, from)
     const method = place.hidden || source.method(name, run, place)
@@ -847,7 +848,7 @@ class Source {
     this.unknown = ''
     const schema = read()
     if (this.unknown && key !== 'this') {
-      problems.add(`${this.name}: ${key}: usher takes any value for the type ${flat(this.unknown)}`)
+      problems.add(`${this.name}: ${key} accepts any value for the type ${flat(this.unknown)}`)
     }
     this.unknown = outer
     return schema
@@ -1120,7 +1121,7 @@ function joined(all) {
   const parts = all.filter(s => !s[MISSING] || Object.keys(s).length > 0)
   if (parts.length === 0 || parts.some(isAny)) return missing
   if (parts.length === 1) return { ...parts[0], ...missing }
-  const isSimple = s => Object.keys(s).every(key => key === 'type' || key === 'enum')
+  const isSimple = s => Object.keys(s).every(key => /^(type|enum)$/.test(key))
   if (!parts.every(isSimple)) return { anyOf: parts, ...missing }
   const types = [...new Set(parts.flatMap(s => s.type))]
   const type = types.length === 1 ? types[0] : types

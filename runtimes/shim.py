@@ -352,7 +352,7 @@ class TypeBuilder:
                 return self.build(getattr(hint, name))
         if hint not in (typing.Any, object) and not isinstance(hint, typing.TypeVar):
             unknown = getattr(origin, "__name__", origin)
-            problems.append(f"{self.place}: usher takes any value for the type {unknown}")
+            problems.append(f"{self.place} accepts any value for the type {unknown}")
         return ANY
 
     def annotated(self, hint):
