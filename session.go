@@ -213,7 +213,7 @@ func (s *Session) notify(method string, params object) {
 
 // errNoStream reports that a client with a session has no stream on which usher could ask
 // it.
-var errNoStream = rpcErrorf(codeInternal, "the client can't be asked: it has no stream open")
+var errNoStream = errors.New("the client can't be asked: it has no stream open")
 
 // sessionTable contains the sessions that are in use or were used recently, also those that
 // have ended. If a principal has more than maxSessionsOf, the table forgets its least

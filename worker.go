@@ -853,7 +853,7 @@ func (w *Worker) list(key string) (all []json.RawMessage, _ error) {
 		list := result.get(key)
 		page := items(list)
 		if page == nil && !isNull(list) {
-			return all, rpcErrorf(codeInternal, "%s: the answer has no list %q", method, key)
+			return all, fmt.Errorf("%s: the answer has no list %q", method, key)
 		}
 		known := len(seen)
 		for _, item := range page {
@@ -869,12 +869,12 @@ func (w *Worker) list(key string) (all []json.RawMessage, _ error) {
 			return all, nil
 		}
 		if stale == 3 || seen[string(cursor)] {
-			return all, rpcErrorf(codeInternal, "%s: pages repeat", method)
+			return all, fmt.Errorf("%s: pages repeat", method)
 		}
 		seen[string(cursor)] = true
 		params = object{{"cursor", cursor}}
 	}
-	return all, rpcErrorf(codeInternal, "%s: the list is larger than %s", method, formatSize(maxList))
+	return all, fmt.Errorf("%s: the list is larger than %s", method, formatSize(maxList))
 }
 
 // ---- Callers, and how a module asks them
@@ -933,11 +933,10 @@ type clientRequest struct {
 
 // Why a request of a module has no answer.
 var (
-	errNoAnswer = rpcErrorf(codeInternal, "the client did not answer within %v", askTimeout)
-	errNotSure  = rpcErrorf(codeInternal,
-		"can't tell which of several calls this is for: call again")
-	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access")
-	errNotInCall = rpcErrorf(codeInternal, "the call this belongs to has ended")
+	errNoAnswer  = fmt.Errorf("the client did not answer within %v", askTimeout)
+	errNotSure   = errors.New("can't tell which of several calls this is for: call again")
+	errNotInCall = errors.New("the call this belongs to has ended")
+	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access") // also for the caller
 )
 
 // recipient returns the caller that a message of the module is for, and the call that it
@@ -1010,7 +1009,7 @@ func (w *Worker) newAsk(msg *Message) (*clientRequest, error) {
 		}
 	}
 	if open >= maxAsks {
-		return nil, rpcErrorf(codeInternal, "too many open requests to clients (limit %d)", maxAsks)
+		return nil, fmt.Errorf("too many open requests to clients (limit %d)", maxAsks)
 	}
 	a := &clientRequest{
 		Message: &Message{ // a copy: parts of the line would keep all of it in memory until the answer

@@ -469,20 +469,20 @@ func TestAskHasOneCaller(t *testing.T) {
 		want      string
 		later     string // once the cancelled call no longer counts as running; "" for the same
 	}{
-		{"for all, no call", nil, nil, nil, errNotSure.Message, ""},
-		{"for all, one call", nil, []Caller{alice}, nil, errNotSure.Message, ""},
-		{"for all, two calls", nil, []Caller{alice, bob}, nil, errNotSure.Message, ""},
+		{"for all, no call", nil, nil, nil, errNotSure.Error(), ""},
+		{"for all, one call", nil, []Caller{alice}, nil, errNotSure.Error(), ""},
+		{"for all, two calls", nil, []Caller{alice, bob}, nil, errNotSure.Error(), ""},
 		{"a session's, no call", &alice, nil, nil, "alice", ""},
 		{"a session's, two calls", &alice, []Caller{alice, alice}, nil, "alice", ""},
 		{"a session's, a cancelled call", &alice, nil, &alice, "alice", ""},
 		{"a session's, one call beside a cancelled one", &alice, []Caller{alice}, &alice, "alice", ""},
-		{"a principal's, no call", &visitor, nil, nil, errNotSure.Message, ""},
+		{"a principal's, no call", &visitor, nil, nil, errNotSure.Error(), ""},
 		{"a principal's, one call", &visitor, []Caller{visitor}, nil, "visitor", ""},
 		{"a principal's, usher's own call beside", &visitor, []Caller{{}, visitor}, nil, "visitor", ""},
-		{"a principal's, two calls", &visitor, []Caller{visitor, visitor}, nil, errNotSure.Message, ""},
-		{"a principal's, a cancelled call", &visitor, nil, &visitor, errNotSure.Message, ""},
+		{"a principal's, two calls", &visitor, []Caller{visitor, visitor}, nil, errNotSure.Error(), ""},
+		{"a principal's, a cancelled call", &visitor, nil, &visitor, errNotSure.Error(), ""},
 		{"a principal's, one beside a cancelled one", &visitor, []Caller{visitor}, &visitor,
-			errNotSure.Message, "visitor"},
+			errNotSure.Error(), "visitor"},
 	} {
 		runSynced(t, tt.name, func(t *testing.T) {
 			var owner Caller
@@ -513,7 +513,7 @@ func TestAskHasOneCaller(t *testing.T) {
 				c := start(*tt.cancelled)
 				w.endCall(c, errCancelled)
 				check(t, "asked for the cancelled call", asked(naming(c)),
-					errNotInCall.Message)
+					errNotInCall.Error())
 			}
 			for _, caller := range tt.calls {
 				c := start(caller)
@@ -592,7 +592,7 @@ func TestLateAnswerToAnAskIsDropped(t *testing.T) {
 		w.endCall(c, errCancelled)
 		input := w.takeAll()
 		checkOmits(t, "the answer", input, "secret")
-		checkContains(t, "the answer", input, errNotInCall.Message)
+		checkContains(t, "the answer", input, errNotInCall.Error())
 	})
 }
 
