@@ -966,9 +966,6 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	l, err = s.command(r.CacheDir)
 	if err == nil {
 		l, err = l.resolve()
-		if err != nil {
-			err = processFault(s.Name, "can't start", err.Error())
-		}
 	}
 	if err == nil && s.Kind == kindGo {
 		_, err = r.checkApproved(s) // the file may have changed during the build

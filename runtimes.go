@@ -296,11 +296,11 @@ func (s *source) readEntry(entry object) error {
 }
 
 // resolve returns l with the path of its program. A relative path starts at the working directory,
-// and a name is looked up in PATH: that of the entry's own environment, if it sets one. Errors may
-// contain paths.
+// and a name is looked up in PATH: that of the entry's own environment, if it sets one. errText leaves
+// the path out of the error.
 func (l launch) resolve() (launch, error) {
-	if _, err := os.Stat(l.Dir); errors.Is(err, fs.ErrNotExist) {
-		return l, fmt.Errorf("the folder %s does not exist", l.Dir)
+	if _, err := os.Stat(l.Dir); err != nil {
+		return l, err
 	}
 	folders := filepath.SplitList(os.Getenv("PATH"))
 	for _, variable := range l.Env {
@@ -320,7 +320,8 @@ func (l launch) resolve() (launch, error) {
 			return l, nil
 		}
 	}
-	return l, fmt.Errorf("%s does not exist, or can't be executed", l.Path)
+	missing := errors.New("the program is missing, or not executable")
+	return l, &fs.PathError{Op: "running", Path: l.Path, Err: missing}
 }
 
 // unexpanded matches ~ or $NAME at the beginning of a JSON string, and $NAME inside it, if / or the end

@@ -141,25 +141,25 @@ func TestMissingProgramIsExplained(t *testing.T) {
 	must(t, os.Chmod(dir+"/my apps/tool", 0o700))
 	write(t, dir+"/plain", "")
 	must(t, os.Chmod(dir+"/plain", 0o600))
-	const missing = " does not exist, or can't be executed"
+	const missing = ": the program is missing, or not executable"
 	for _, tt := range []struct {
 		program, folder string
 		env             []string
 		want            string
 	}{
-		{"python3", "", nil, "python3" + missing},
-		{"npx -y foo", "", nil, "npx -y foo" + missing},
-		{"/bin/sh -c x", "", nil, "/bin/sh -c x" + missing},
-		{"/opt/absent/bin/python", "", nil, "/opt/absent/bin/python" + missing},
-		{"/opt/My Apps/node", "", nil, "/opt/My Apps/node" + missing},
-		{"./absent", "", nil, dir + "/absent" + missing},
-		{dir + "/plain", "", nil, dir + "/plain" + missing},
-		{"tool", dir + "/absent", nil, "the folder " + dir + "/absent does not exist"},
+		{"python3", "", nil, "running python3" + missing},
+		{"npx -y foo", "", nil, "running npx -y foo" + missing},
+		{"/bin/sh -c x", "", nil, "running /bin/sh -c x" + missing},
+		{"/opt/absent/bin/python", "", nil, "running /opt/absent/bin/python" + missing},
+		{"/opt/My Apps/node", "", nil, "running /opt/My Apps/node" + missing},
+		{"./absent", "", nil, "running " + dir + "/absent" + missing},
+		{dir + "/plain", "", nil, "running " + dir + "/plain" + missing},
+		{"tool", dir + "/absent", nil, "stat " + dir + "/absent: no such file or directory"},
 		{dir + "/my apps/tool", "", nil, dir + "/my apps/tool"},
 		{"./my apps/tool", "", nil, dir + "/my apps/tool"},
 		{"tool", "", []string{"PATH=/none:" + dir + "/my apps"}, dir + "/my apps/tool"},
-		{"tool", "", []string{"PATH=" + dir + "/my apps", "PATH=/none"}, "tool" + missing},
-		{"sh", "", []string{"PATH=/none"}, "sh" + missing},
+		{"tool", "", []string{"PATH=" + dir + "/my apps", "PATH=/none"}, "running tool" + missing},
+		{"sh", "", []string{"PATH=/none"}, "running sh" + missing},
 	} {
 		l, err := launch{Path: tt.program, Dir: cmp.Or(tt.folder, dir), Env: tt.env}.resolve()
 		got := l.Path
@@ -170,9 +170,9 @@ func TestMissingProgramIsExplained(t *testing.T) {
 	}
 	write(t, dir+"/.mcp.json", `{"mcpServers":{"gone":{"command":"/opt/absent/tool"}}}`)
 	d := startDaemon(t, dir)
-	d.awaitLog(t, "/opt/absent/tool does not exist")
+	d.awaitLog(t, "running /opt/absent/tool: the program is missing")
 	told := connect(t, d.URL).Call("gone_x", "").Text()
-	checkContains(t, "the client's error", told, `can't start: see usher modules`)
+	checkContains(t, "the client's error", told, `can't be hosted: the program is missing, or not executable: see usher modules`)
 	checkOmits(t, "the client's error", told, "/opt")
 	links := &os.LinkError{Op: "rename", Old: "/w/a", New: "/w/b", Err: fs.ErrNotExist}
 	check(t, "links without paths", errText(fmt.Errorf("%w", links)), fs.ErrNotExist.Error())
