@@ -17,7 +17,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -195,7 +194,7 @@ const (
 // that were hashed. loaded is last only if the error came before the go command. Safe for
 // concurrent use, also by several processes.
 func buildGoModule(
-	ctx context.Context, log *slog.Logger, folder, path, content string, last *parts,
+	ctx context.Context, folder, path, content string, last *parts,
 ) (loaded *parts, err error) {
 	now := time.Now() // so that the binary counts as used
 	if !last.changed() && os.Chtimes(last.Binary, now, now) == nil {
@@ -218,7 +217,7 @@ func buildGoModule(
 		return last, err
 	}
 	binary := filepath.Join(folder, "module-"+rand.Text())
-	loaded, err = source.build(ctx, log, filepath.Dir(path), binary)
+	loaded, err = source.build(ctx, filepath.Dir(path), binary)
 	if err == nil {
 		loaded.Binary = binary
 		if file.changed() { // perhaps before the parts were listed: build again at the next start
@@ -243,7 +242,7 @@ func removeUnused(folder string) {
 // build runs the go command in dir, the folder of the module's file, to build a binary from
 // that file and its generated main. An overlay, in a temporary folder beside the binary, puts the
 // main into dir. build lists the parts first, so that an edit during the build counts as a change.
-func (s *goSource) build(ctx context.Context, log *slog.Logger, dir, binary string) (*parts, error) {
+func (s *goSource) build(ctx context.Context, dir, binary string) (*parts, error) {
 	temp := binary + ".build"
 	defer os.RemoveAll(temp)
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
@@ -272,10 +271,10 @@ func (s *goSource) build(ctx context.Context, log *slog.Logger, dir, binary stri
 	// other packages.
 	files := []string{"-overlay", overlayFile, goMainName, module}
 	// Errors of go list are ignored here, because go build reports them again.
-	list, _ := runGo(ctx, log, dir, append([]string{"list", "-e", "-deps", "-f", goParts}, files...))
+	list, _ := runGo(ctx, dir, append([]string{"list", "-e", "-deps", "-f", goParts}, files...))
 	paths := append(goConfigs(dir), filepath.Join(dir, s.base))
 	loaded := newParts(append(paths, strings.Split(list, "\n")...))
-	output, err := runGo(ctx, log, dir, append([]string{"build", "-buildvcs=false", "-o", binary}, files...))
+	output, err := runGo(ctx, dir, append([]string{"build", "-buildvcs=false", "-o", binary}, files...))
 	switch {
 	case err == nil:
 		return loaded, nil
@@ -315,7 +314,7 @@ func goConfigs(dir string) (paths []string) {
 
 // runGo runs the go command in dir until the command or ctx ends. It returns everything that the
 // command prints, or nothing if ctx has ended.
-func runGo(ctx context.Context, log *slog.Logger, dir string, args []string) (string, error) {
+func runGo(ctx context.Context, dir string, args []string) (string, error) {
 	var output bytes.Buffer
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
@@ -323,7 +322,7 @@ func runGo(ctx context.Context, log *slog.Logger, dir string, args []string) (st
 	cmd.Env = []string{"GOOS=" + runtime.GOOS, "GOARCH=" + runtime.GOARCH}
 	cmd.Stdout = &output
 	cmd.Stderr = &output
-	c, err := startChild(log, cmd)
+	c, err := startChild(cmd)
 	if err == nil {
 		err = c.wait(ctx, 0)
 		c.end()

@@ -427,7 +427,7 @@ func TestBuildReadsWhatIsApproved(t *testing.T) {
 	write(t, dir+"/m.usher.go", "//go:build usher\n\npackage main\n\nfunc F() {}\n")
 	path, err := filepath.EvalSymlinks(dir + "/m.usher.go")
 	must(t, err)
-	_, err = buildGoModule(t.Context(), quiet, t.TempDir(), path, "other", &parts{})
+	_, err = buildGoModule(t.Context(), t.TempDir(), path, "other", &parts{})
 	check(t, "the build", err, errUnapproved)
 }
 
@@ -440,7 +440,7 @@ func TestEditDuringBuildIsAChange(t *testing.T) {
 		write(t, dir+"/bin/go", "#!/bin/sh\n[ $1 = build ] && : > \"$4\"\n"+
 			"[ $1 != "+step+" ] || echo // >>'"+path+"'\n")
 		t.Setenv("PATH", dir+"/bin:"+os.Getenv("PATH"))
-		loaded, err := buildGoModule(t.Context(), quiet, t.TempDir(), path, "", &parts{})
+		loaded, err := buildGoModule(t.Context(), t.TempDir(), path, "", &parts{})
 		must(t, err)
 		check(t, "edited at "+step+": it has changed", loaded.changed(), step != "none")
 	}
@@ -458,7 +458,7 @@ func goTestTree(t *testing.T, files map[string]string) string {
 
 // buildGoFile builds the module in a file.
 func buildGoFile(ctx context.Context, folder, path string) (string, error) {
-	loaded, err := buildGoModule(ctx, quiet, folder, path, "", &parts{})
+	loaded, err := buildGoModule(ctx, folder, path, "", &parts{})
 	if err != nil {
 		return "", err
 	}
@@ -503,7 +503,7 @@ func TestFailedBuildHasParts(t *testing.T) {
 	must(t, err)
 	noFolder := t.TempDir() + "/file"
 	write(t, noFolder, "")
-	loaded, err := source.build(t.Context(), quiet, t.TempDir(), noFolder+"/binary")
+	loaded, err := source.build(t.Context(), t.TempDir(), noFolder+"/binary")
 	check(t, "it failed", err != nil, true)
 	check(t, "it has parts", loaded != nil && !loaded.changed(), true)
 }

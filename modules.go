@@ -956,7 +956,7 @@ func (o *moduleOwner) launch(p *pool) (l launch, err error) {
 	}
 	if s.Kind == kindGo {
 		folder := filepath.Join(r.CacheDir, "go")
-		loaded, err := buildGoModule(p.ctx, o.log, folder, s.Source, s.Content, o.loaded.Load())
+		loaded, err := buildGoModule(p.ctx, folder, s.Source, s.Content, o.loaded.Load())
 		o.loaded.Store(loaded)
 		if err != nil {
 			return launch{}, err

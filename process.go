@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"os/exec"
@@ -34,7 +33,6 @@ const (
 // function left in the background, keep the group's id from being used again.
 type child struct {
 	pid     int
-	log     *slog.Logger
 	outputs []*os.File    // stdout and stderr, if they are pipes
 	exited  chan struct{} // closed when the process has ended
 	err     error         // of cmd.Wait; constant once exited is closed
@@ -91,8 +89,7 @@ func (c *child) end() {
 		c.signal(syscall.SIGKILL)
 		select {
 		case <-c.exited:
-		case <-time.After(killTimeout):
-			c.log.Error("a process can't be killed", "group", c.pid)
+		case <-time.After(killTimeout): // it can't be killed
 		}
 	})
 }
@@ -101,7 +98,7 @@ func (c *child) end() {
 // webhooks. If a name occurs twice, the last entry counts. The process leads a group and a session of
 // its own, so it has no terminal. If cmd says nothing about stdout or stderr, it is a pipe, which the
 // caller must read and close. The caller must call end, in a goroutine that Registry.running counts.
-func startChild(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
+func startChild(cmd *exec.Cmd) (*child, error) {
 	env := slices.Concat(os.Environ(), cmd.Env, []string{"PWD=" + cmd.Dir})
 	cmd.Env = slices.DeleteFunc(env, func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
@@ -109,7 +106,7 @@ func startChild(log *slog.Logger, cmd *exec.Cmd) (*child, error) {
 	})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.WaitDelay = outputTimeout // if processes that continue keep stdin or an output open
-	c := &child{log: log, exited: make(chan struct{})}
+	c := &child{exited: make(chan struct{})}
 	for _, end := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
 		if *end != nil {
 			continue

@@ -117,7 +117,7 @@ func TestGroupIsNotConfused(t *testing.T) {
 	await(t, "a zombie", func() bool { return !processAlive(pid) })
 	cmd.Wait()
 	synctest.Test(t, func(t *testing.T) {
-		stuck := &child{pid: pid, log: quiet, exited: make(chan struct{})}
+		stuck := &child{pid: pid, exited: make(chan struct{})}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		check(t, "its end", stuck.wait(ctx, 0), context.Canceled)
@@ -189,7 +189,7 @@ func TestFailedStartClosesPipes(t *testing.T) {
 	}
 	before := len(folderNames(t, "/proc/self/fd"))
 	for range 20 {
-		_, err := startChild(quiet, exec.Command("/no/such/program"))
+		_, err := startChild(exec.Command("/no/such/program"))
 		check(t, "it is missing", errors.Is(err, fs.ErrNotExist), true)
 	}
 	files := len(folderNames(t, "/proc/self/fd")) - before

@@ -186,7 +186,7 @@ func TestSecretsStayHere(t *testing.T) {
 	}
 	t.Setenv(nestedVar, "\n/m")
 	cmd := &exec.Cmd{Dir: "/d", Env: []string{"B=2", insideOf("/s p:")}}
-	startChild(quiet, cmd) // there is no program to start
+	startChild(cmd) // there is no program to start
 	environ := strings.Join(cmd.Env, "\n")
 	checkContains(t, "environment", environ, "\nA_KEY=1\n", "\nB=2\n"+nestedVar+
 		"=\n/m\n/s p:\nPWD=/d")

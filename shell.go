@@ -243,7 +243,7 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	cmd.Dir = s.Launch.Dir
 	cmd.Env = []string{insideOf(s.Source)}
 	cmd.Stdin = bytes.NewReader(input)
-	c, err := startChild(s.log, cmd)
+	c, err := startChild(cmd)
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %s", script.shell, errText(err))
 	}

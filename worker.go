@@ -272,7 +272,7 @@ func (w *Worker) spawn(l launch) error {
 	if err != nil {
 		return err
 	}
-	c, err := startChild(w.log, cmd)
+	c, err := startChild(cmd)
 	if err != nil {
 		return err
 	}
