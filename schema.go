@@ -209,7 +209,7 @@ var (
 
 	// noText matches a line that is a rule, with a title (group 1) or without, or addresses a tool.
 	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck\s.*|SPDX-.*|-\*-.*|\.\. \S+::.*|` +
-		`(?:(?:[-#=/*~─━═]{2,}\s)?([\w\pL][^|\n]*?)\s)?[-#=/*~─━═]{3,})$`)
+		`(?:(?:[-#=/─━═]{2,}\s)?([\w\pL][^|\n]*?)\s)?[-#=/─━═]{3,})$`)
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
