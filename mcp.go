@@ -611,11 +611,7 @@ type suspendedCall struct {
 // something.
 func (k *suspendedCalls) call(r *request) (object, error) {
 	if strings.HasPrefix(r.params.text("requestState"), statePrefix) {
-		c, again, err := k.resume(r)
-		if c == nil {
-			return again, err
-		}
-		return c.next(r.ctx)
+		return k.resume(r)
 	}
 	c := &suspendedCall{
 		all:     k,
@@ -722,29 +718,30 @@ func (c *suspendedCall) next(ctx context.Context) (object, error) {
 	}
 }
 
-// resume returns the suspended call that a request continues, and delivers the answer, which counts
-// for the call. The state becomes invalid. If there is no answer, resume returns the question again
-// instead. If the answer finds no room, it returns an error. In both cases, the call is still suspended.
-func (k *suspendedCalls) resume(r *request) (c *suspendedCall, again object, err error) {
+// resume continues the suspended call of a request by the request's answer, which counts for the call,
+// and returns what next returns. The state becomes invalid. If there is no answer, resume returns the
+// question again instead. If the answer finds no room, it returns an error. In both cases, the call is
+// still suspended.
+func (k *suspendedCalls) resume(r *request) (object, error) {
 	state := r.params.text("requestState")
 	found, _ := k.questions.Load(state)
 	q, _ := found.(*question)
 	// The state alone, although random, is not enough: it may have been seen in a log.
 	if q == nil || q.call.request.principal != r.principal {
-		return nil, nil, errStaleState // the call may have ended
+		return nil, errStaleState // the call may have ended
 	}
 	answer := r.params.object("inputResponses").object(questionKey)
 	if answer == nil {
-		return nil, q.result, nil
+		return q.result, nil
 	}
 	if err := q.call.held.grow(answer.size()); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if _, isOpen := k.questions.LoadAndDelete(state); !isOpen { // another request has continued the call
 		q.call.held.shrink(answer.size())
-		return nil, nil, errStaleState
+		return nil, errStaleState
 	}
 	q.call.current.Store(r)
 	q.answer <- answer
-	return q.call, nil, nil
+	return q.call.next(r.ctx)
 }

@@ -379,7 +379,8 @@ func TestProgressHasTheCurrentToken(t *testing.T) {
 
 // suspendedOnce returns calls of which one is suspended, under the state "s".
 func suspendedOnce(m *memory) *suspendedCalls {
-	c := &suspendedCall{held: m.reserve(everyone)}
+	c := &suspendedCall{held: m.reserve(everyone), done: make(chan struct{})}
+	close(c.done) // it ends as soon as it is continued
 	c.request.principal = everyone
 	q := &question{call: c, answer: make(chan object, 1)}
 	k := &suspendedCalls{}
@@ -399,9 +400,9 @@ func TestStateContinuesOneRequest(t *testing.T) {
 	var requests sync.WaitGroup
 	for range 8 {
 		requests.Go(func() {
-			r := &request{params: params}
+			r := &request{params: params, ctx: t.Context()}
 			r.principal = everyone
-			if _, _, err := k.resume(r); err == nil {
+			if _, err := k.resume(r); err == nil {
 				continued.Add(1)
 			}
 		})
@@ -446,12 +447,13 @@ func TestAnswersToModulesCount(t *testing.T) {
 			{"requestState", quote("s")},
 			{"inputResponses", object{{"ask", object{{"x", big}}.encode()}}.encode()},
 		}
-		_, _, err := k.resume(r)
+		_, err := k.resume(r)
 		check(t, "the answer of a client without a session", err, errNoRoom)
 		r.cancel(nil)
 		synctest.Wait()
 		check(t, "bytes held after the call", m.known.count(everyone), 0)
-		_, _, err = k.resume(r)
+		r.ctx = t.Context()
+		_, err = k.resume(r)
 		check(t, "the answer again", err, nil)
 		check(t, "it counts", m.known.count(everyone) > maxHeldOf/2, true)
 	})
