@@ -218,10 +218,10 @@ func (a *app) withModules(
 	ctx context.Context, dirs []string, c registryConfig, do func(*Registry) error,
 ) error {
 	// The daemon's rules count only while it runs: otherwise, the person who runs the command decides.
-	daemon := readDaemon(a.data)
+	daemon := a.readDaemon()
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if daemon.RequireApproval {
-		c.Approved = filepath.Join(a.data, approvedName)
+		c.Approved = a.dataFile(approvedName)
 	}
 	c.Served = daemon.Roots
 	return a.withRegistry(dirs, c, func(r *Registry) error {
@@ -553,7 +553,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 // that presents it.
 func (a *app) printClaim(c Claim) {
 	// With the URL of a running daemon, the printed commands work as they are.
-	daemon := readDaemon(a.data)
+	daemon := a.readDaemon()
 	a.print("claim", struct {
 		Claim
 		URL string // "" if no daemon is running
@@ -598,7 +598,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 			}
 			paths[i], _ = filepath.Abs(path) // no error: resolvePath had none
 		}
-		daemon := readDaemon(a.data)
+		daemon := a.readDaemon()
 		if !daemon.RequireApproval {
 			return errors.New("no daemon with this base folder (-base) needs approvals")
 		}
@@ -707,6 +707,9 @@ func (a *app) prepareData() error {
 	return nil
 }
 
+// dataFile returns the path of a file in the data folder.
+func (a *app) dataFile(name string) string { return filepath.Join(a.data, name) }
+
 // checkFolders checks dir, which is depth folders above the data folder, and all folders above it that
 // exist, by the rule of sshd: others may write to a folder only if it is above the base folder and has
 // the sticky bit. Behind a link, it checks the folders above the link and those that the link leads to:
@@ -781,7 +784,7 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 	if c.Served == nil {
 		c.Served = roots
 	}
-	c.CacheDir = filepath.Join(a.data, "cache")
+	c.CacheDir = a.dataFile("cache")
 	r := newRegistry(c)
 	defer r.Close()
 	return do(r)

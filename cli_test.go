@@ -430,7 +430,7 @@ func TestClosedPipeEndsNothing(t *testing.T) {
 	cmd.Stdout = w
 	cmd.Stderr = w
 	must(t, cmd.Start())
-	await(t, "the daemon", func() bool { return readDaemon(base+"/.data").Roots != nil })
+	await(t, "the daemon", func() bool { return (&app{data: base + "/.data"}).readDaemon().Roots != nil })
 	cmd.Process.Signal(os.Interrupt)
 	cmd.Wait()
 	check(t, "it ended in order", cmd.ProcessState.Exited(), true)

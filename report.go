@@ -13,7 +13,6 @@ import (
 	"html/template"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -70,7 +69,7 @@ func newToolReport(name string, m *Method) toolReport {
 // webhooks, which are not scoped, have URLs of the daemon that runs.
 func (a *app) report(r *Registry, scope Scope) []moduleReport {
 	list := []moduleReport{}
-	daemon := readDaemon(a.data)
+	daemon := a.readDaemon()
 	catalog := r.catalog.Load()
 	for _, s := range catalog.modules {
 		m := newModuleReport(s)
@@ -172,13 +171,13 @@ type daemonRecord struct {
 	RequireApproval bool
 }
 
-// readDaemon reads the record of the daemon that runs in a data folder. It returns the
+// readDaemon reads the record of the daemon that runs in the data folder. It returns the
 // zero value if none runs. While a daemon starts, the record may be of an earlier one, or
 // missing.
-func readDaemon(dataDir string) (d daemonRecord) {
-	raw, _ := os.ReadFile(filepath.Join(dataDir, recordName))
+func (a *app) readDaemon() (d daemonRecord) {
+	raw, _ := os.ReadFile(a.dataFile(recordName))
 	// Without the lock, the daemon has ended.
-	if json.Unmarshal(raw, &d) != nil || !isLocked(filepath.Join(dataDir, lockName)) {
+	if json.Unmarshal(raw, &d) != nil || !isLocked(a.dataFile(lockName)) {
 		return daemonRecord{}
 	}
 	return d
@@ -187,9 +186,9 @@ func readDaemon(dataDir string) (d daemonRecord) {
 // readReport returns the modules below dirs from the report of a running daemon, or nil if no
 // daemon serves each of dirs.
 func (a *app) readReport(dirs []string) (list []moduleReport) {
-	served := realPaths(readDaemon(a.data).Roots...)
+	served := realPaths(a.readDaemon().Roots...)
 	isElsewhere := func(dir string) bool { return !isBelow(dir, served) }
-	raw, _ := os.ReadFile(filepath.Join(a.data, reportName))
+	raw, _ := os.ReadFile(a.dataFile(reportName))
 	folders := realPaths(dirs...)
 	if slices.ContainsFunc(folders, isElsewhere) || json.Unmarshal(raw, &list) != nil {
 		return nil

@@ -25,7 +25,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -273,9 +272,9 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer d.listener.Close()
-	defer os.Remove(filepath.Join(a.data, recordName))
+	defer os.Remove(a.dataFile(recordName))
 	if flags.needsApproval() {
-		config.Approved = filepath.Join(a.data, approvedName)
+		config.Approved = a.dataFile(approvedName)
 		if err := d.approveFirst(ctx, roots); err != nil {
 			return err
 		}
@@ -297,7 +296,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 // system releases the lock however the process ends, so a crash leaves nothing to clean up.
 // lockBase waits a little, as readDaemon takes the lock for an instant.
 func (d *daemon) lockBase() (lock *os.File, err error) {
-	path := filepath.Join(d.app.data, lockName)
+	path := d.app.dataFile(lockName)
 	for range 100 {
 		lock, err = lockFile(path)
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
@@ -306,7 +305,7 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	return nil, fmt.Errorf("another usher uses this folder (%s): stop it or set -base",
-		readDaemon(d.app.data).URL)
+		d.app.readDaemon().URL)
 }
 
 // approveFirst approves the modules below the dirs that have no record of approved modules:
@@ -363,8 +362,8 @@ func (d *daemon) announce(roots []string) error {
 		RequireClaim:    d.flags.requireClaim,
 		RequireApproval: d.flags.needsApproval(),
 	}
-	os.Remove(filepath.Join(d.app.data, reportName)) // of an earlier daemon
-	if err := replaceFile(filepath.Join(d.app.data, recordName), marshal(d.record)); err != nil {
+	os.Remove(d.app.dataFile(reportName)) // of an earlier daemon
+	if err := replaceFile(d.app.dataFile(recordName), marshal(d.record)); err != nil {
 		return err
 	}
 	d.log.Info("listening", "version", version(), "address", d.listener.Addr().String(), "url", d.record.URL,
@@ -570,7 +569,7 @@ func (d *daemon) followModules(ctx context.Context) {
 		}
 		modules := d.app.report(d.registry, scopeAll())
 		d.warnOfNotes(modules, noted)
-		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
+		if err := replaceFile(d.app.dataFile(reportName), marshal(modules)); err != nil {
 			d.log.Warn("the report was not written", "err", err)
 		}
 		if settled {

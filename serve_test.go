@@ -51,13 +51,13 @@ func TestOneDaemonPerBase(t *testing.T) {
 	checkContains(t, "its log", second.Log.String(), d.URL, "-base")
 	wantStatus(t, "the first one after that", connect(t, d.URL).Ask("ping", ""), 200)
 	data := base + "/.data"
-	check(t, "the folders in its record", len(readDaemon(data).Roots), 1)
+	check(t, "the folders in its record", len((&app{data: data}).readDaemon().Roots), 1)
 	d.signal(t, os.Kill)
 	raw := readFile(t, data+"/"+recordName)
 	checkContains(t, "the record that it left", raw, d.URL)
-	check(t, "the daemon that runs then", readDaemon(data).URL, "")
+	check(t, "the daemon that runs then", (&app{data: data}).readDaemon().URL, "")
 	daemonOptions{base: base}.start(t, dir).stop(t)
-	check(t, "the daemon that runs after another one has stopped", readDaemon(data).URL, "")
+	check(t, "the daemon that runs after another one has stopped", (&app{data: data}).readDaemon().URL, "")
 }
 
 // usher serve refuses what would be unsafe or can't work, and says what to do.
