@@ -99,8 +99,8 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 		return nil
 	})
 	fs.BoolVar(&f.open, "open", false, "")
-	fs.BoolVar(&f.webhooks.open, "open-webhooks", false, "")
-	fs.BoolVar(&f.webhooks.acceptSignatures, "accept-signatures", false, "")
+	fs.BoolVar(&f.webhooks.Open, "open-webhooks", false, "")
+	fs.BoolVar(&f.webhooks.AcceptSignatures, "accept-signatures", false, "")
 	fs.DurationVar(&f.webhooks.timeout, "webhook-timeout", 30*time.Second, "")
 	fs.BoolVar(&f.webhooks.logArguments, "log-arguments", false, "")
 	return f
@@ -177,11 +177,11 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	// without one, usher would accept deliveries from anybody on this machine. A secret with
 	// white space around it would never match, because HTTP trims the values of headers.
 	secret, set := lookupEnv(webhookSecretVar)
-	f.webhooks.secret = secret
+	f.webhooks.Secret = secret
 	// Without a secret, only programs of this machine may deliver, and not even they if clients
 	// need a claim: one without a claim could call methods by way of the webhooks.
 	reachable := f.exposure()
-	f.webhooks.local = reachable == "" && !f.requireClaim
+	f.webhooks.Local = reachable == "" && !f.requireClaim
 	switch {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s is empty or has white space around it: change or unset it",
@@ -212,13 +212,10 @@ func (f *serveFlags) exposure() string {
 // webhookPolicy returns a sentence on what senders of webhooks need. If unsigned webhooks are
 // off, it names the flag or the address that is the reason: the owner may have added it for MCP only.
 func (f *serveFlags) webhookPolicy() string {
-	return formatText("webhooks", map[string]any{
-		"Secret":     f.webhooks.secret,
-		"Signatures": f.webhooks.acceptSignatures,
-		"Open":       f.webhooks.open,
-		"Local":      f.webhooks.local,
-		"Why":        cmp.Or(f.exposure(), "-require-claim"),
-	})
+	return formatText("webhooks", struct {
+		webhookConfig
+		Why string
+	}{f.webhooks, cmp.Or(f.exposure(), "-require-claim")})
 }
 
 // needsApproval reports whether only approved modules run. By default, -require-claim decides:

@@ -39,12 +39,13 @@ const (
 )
 
 // webhookConfig says which senders may deliver, and how long a delivery may take. Most providers
-// give up after some seconds and deliver again, so the timeout is shorter than that of calls.
+// give up after some seconds and deliver again, so the timeout is shorter than that of calls. A
+// template shows the exported fields: see serveFlags.webhookPolicy.
 type webhookConfig struct {
-	secret           string // "" if no secret is set
-	open             bool   // if no secret is set, senders need none
-	local            bool   // the same for senders on this machine
-	acceptSignatures bool   // a verified signature replaces the secret, if one is set
+	Secret           string // "" if no secret is set
+	Open             bool   // if no secret is set, senders need none
+	Local            bool   // the same for senders on this machine
+	AcceptSignatures bool   // a verified signature replaces the secret, if one is set
 	logArguments     bool   // of deliveries
 	timeout          time.Duration
 }
@@ -160,12 +161,12 @@ func (h *Webhooks) deliver(d *delivery) (*webhookAnswer, error) {
 // only if the method verifies signatures and there is one. The body counts as a stranger's until
 // the secret or the signature is verified.
 func (h *Webhooks) receive(d *delivery) (err error) {
-	d.unproven = !isSameSecret(d.req.Header.Get(secretHeader), h.secret)
-	if h.secret == "" {
-		d.unproven = !h.open && (!h.local || isProxied(d.req))
+	d.unproven = !isSameSecret(d.req.Header.Get(secretHeader), h.Secret)
+	if h.Secret == "" {
+		d.unproven = !h.Open && (!h.Local || isProxied(d.req))
 	}
 	switch {
-	case d.unproven && h.secret != "" && !h.acceptSignatures:
+	case d.unproven && h.Secret != "" && !h.AcceptSignatures:
 		return errNoSecret
 	case d.req.Method != http.MethodPost:
 		return errMethod(d.w.Header(), http.MethodPost)
@@ -181,7 +182,7 @@ func (h *Webhooks) receive(d *delivery) (err error) {
 		return err
 	}
 	sender := strangers
-	if !d.unproven && (h.secret != "" || d.rule.scheme == "") {
+	if !d.unproven && (h.Secret != "" || d.rule.scheme == "") {
 		sender = senders
 	}
 	d.body, err = d.receive(sender)

@@ -236,7 +236,7 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 			m := module(t, "/w/m.usher:m handleIt handleSigned")
 			m.Methods[1].Signature = "@signature github K_SIGNING_SECRET"
 			h := webhooksOf(fixedRegistry(newCatalog([]*Module{m})))
-			h.secret = row.secret
+			h.Secret = row.secret
 			conns := make(pipes)
 			web := &http.Server{Handler: h, ReadTimeout: bodyTimeout}
 			go web.Serve(conns)
@@ -267,9 +267,9 @@ func TestWebhookBodyHasADeadline(t *testing.T) {
 // webhooksOf returns the webhooks of modules, which take the secret or, with the key "k", a signature.
 func webhooksOf(modules *Registry) *testWebhooks {
 	config := webhookConfig{
-		secret:           testSecret,
-		open:             true,
-		acceptSignatures: true,
+		Secret:           testSecret,
+		Open:             true,
+		AcceptSignatures: true,
 		timeout:          time.Minute,
 	}
 	return &testWebhooks{newMemory(1<<20, strangers), &Webhooks{
@@ -396,7 +396,7 @@ func TestStrangersCauseNothing(t *testing.T) {
 	check(t, "it causes no scan", r.scanned.IsZero(), true)
 	check(t, "status with the secret", deliver("POST", shown), 404)
 	check(t, "it causes a scan", !r.scanned.IsZero(), true)
-	h.secret = ""
-	h.open = false
+	h.Secret = ""
+	h.Open = false
 	check(t, "status of a GET while webhooks are off", deliver("GET", ""), 401)
 }
