@@ -576,7 +576,6 @@ func (d *daemon) followModules(ctx context.Context) {
 		if isFirst {
 			fmt.Fprint(d.out, formatText("banner", map[string]any{
 				"Modules":  modules,
-				"Root":     d.registry.Roots[0],
 				"Base":     d.app.base,
 				"Record":   d.record,
 				"Webhooks": d.flags.webhookPolicy(),
