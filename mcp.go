@@ -594,7 +594,6 @@ const questionKey = "ask"
 
 // suspendedCall is one call of a client without a session, over all its requests.
 type suspendedCall struct {
-	all     *suspendedCalls
 	request request        // a copy of the client's first request; its caller asks through the call
 	held    *reservation   // of the arguments and of the client's answers
 	asked   chan *question // from ask to next
@@ -614,7 +613,6 @@ func (k *suspendedCalls) call(r *request) (object, error) {
 		return k.resume(r)
 	}
 	c := &suspendedCall{
-		all:     k,
 		request: *r,
 		held:    r.server.memory.reserve(r.principal), // the call may outlive the message
 		asked:   make(chan *question),
@@ -662,7 +660,7 @@ func (c *suspendedCall) notify(method string, params object) {
 // ask asks the client a question of the module, and waits for the answer. While the client
 // has an earlier question, the question waits.
 func (c *suspendedCall) ask(ctx context.Context, method string, params object) (object, error) {
-	k := c.all
+	k := &c.request.server.suspended
 	held, lacked, err := c.request.beginAsk(method, params)
 	if err != nil {
 		c.lacked.Or(uint32(lacked))
