@@ -948,27 +948,21 @@ func (o *moduleOwner) startProcess(w *Worker) (err error) {
 
 // launch returns how to start a process of a version, if the content that its source has now is
 // approved or needs no approval. It builds a Go module first, unless its parts are unchanged.
-func (o *moduleOwner) launch(p *pool) (l launch, err error) {
+func (o *moduleOwner) launch(p *pool) (launch, error) {
 	r := o.registry
 	s, err := r.checkApproved(p.source)
+	if err == nil && s.Kind == kindGo {
+		var loaded *parts
+		folder := filepath.Join(r.CacheDir, "go")
+		loaded, err = buildGoModule(p.ctx, folder, s.Source, s.Content, o.loaded.Load())
+		o.loaded.Store(loaded)
+		s.Launch.Path = loaded.Binary
+		if err == nil {
+			_, err = r.checkApproved(s) // the file may have changed during the build
+		}
+	}
 	if err != nil {
 		return launch{}, err
 	}
-	if s.Kind == kindGo {
-		folder := filepath.Join(r.CacheDir, "go")
-		loaded, err := buildGoModule(p.ctx, folder, s.Source, s.Content, o.loaded.Load())
-		o.loaded.Store(loaded)
-		if err != nil {
-			return launch{}, err
-		}
-		s.Launch.Path = loaded.Binary
-	}
-	l, err = s.command(r.CacheDir)
-	if err == nil {
-		l, err = l.resolve()
-	}
-	if err == nil && s.Kind == kindGo {
-		_, err = r.checkApproved(s) // the file may have changed during the build
-	}
-	return l, err
+	return s.command(r.CacheDir)
 }

@@ -88,8 +88,8 @@ type launch struct {
 	Shared bool // one process serves all callers
 }
 
-// command returns how to start the module in a file of any kind but shell. It writes the shim of the
-// language to cacheDir, unless it is there.
+// command returns how to start the module in a file of any kind but shell: see resolve. It writes the
+// shim of the language to cacheDir, unless it is there.
 func (s source) command(cacheDir string) (l launch, err error) {
 	l = s.Launch
 	var shim string
@@ -102,7 +102,10 @@ func (s source) command(cacheDir string) (l launch, err error) {
 		l.Path = "node"
 		l.Args = []string{"--no-warnings", shim, s.Source}
 	}
-	return l, err
+	if err != nil {
+		return l, err
+	}
+	return l.resolve()
 }
 
 // parts are the files that a module has loaded.
