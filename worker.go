@@ -315,11 +315,6 @@ func (w *Worker) finish(exit string) {
 	w.ending.Do(func() { close(w.done) }) // its start may have failed twice
 }
 
-// capability returns the module's declaration of a capability, or nil.
-func (w *Worker) capability(name string) json.RawMessage {
-	return w.info.object("capabilities").get(name)
-}
-
 // writeStdin writes the queued messages until the process must end and none is left. (There may
 // still be a cancellation.) If a write fails, the process ends, and its callers see a crash.
 func (w *Worker) writeStdin(stdin io.WriteCloser) {
@@ -798,8 +793,8 @@ func (w *Worker) readManifest() (*manifest, error) {
 		Sessions:  w.sessions,
 	}
 	// usher's own runtimes list here the functions that they can't offer.
-	problems := members(w.capability("experimental")).object("usher/problems").get("problems")
-	_ = json.Unmarshal(problems, &m.Problems)
+	extras := w.info.object("capabilities").object("experimental")
+	_ = json.Unmarshal(extras.object("usher/problems").get("problems"), &m.Problems)
 	for _, key := range sortedKeys(listTable) {
 		list, err := w.list(key)
 		switch {
@@ -838,7 +833,7 @@ func (w *Worker) list(key string) (all []json.RawMessage, _ error) {
 	defer cancel()
 	method := listTable[key].method
 	capability, _, _ := strings.Cut(method, "/")
-	if w.capability(capability) == nil {
+	if w.info.object("capabilities").get(capability) == nil {
 		return nil, nil
 	}
 	params := object{}
