@@ -246,7 +246,11 @@ func (r *request) checkHeaders(tool *Item) error {
 // answer is written, on the session's stream if the client still has the same access. It
 // reports whether the message may arrive.
 func (r *request) send(msg []byte) bool {
-	return r.out.send(msg) || r.caller.reachable() && r.session.send(msg)
+	if r.out.send(msg) {
+		return true
+	}
+	stream := r.session.primary()
+	return stream != nil && r.caller.reachable() && stream.send(msg)
 }
 
 // notify sends a notification that belongs to the request, if the client wants it. Modules report

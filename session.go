@@ -194,13 +194,6 @@ func (s *Session) primary() *outbox {
 	return s.streams[len(s.streams)-1]
 }
 
-// send sends a message on the session's stream. It reports whether the message may
-// arrive.
-func (s *Session) send(msg []byte) bool {
-	out := s.primary()
-	return out != nil && out.send(msg)
-}
-
 // notify sends one of usher's own notifications on the session's stream, if there is one.
 func (s *Session) notify(method string, params object) {
 	if s.listenID != nil {
