@@ -502,9 +502,6 @@ func (s *schema) values() []any {
 	return s.Enum
 }
 
-// alternatives returns the schemas of which a value must fit one.
-func (s *schema) alternatives() []*schema { return slices.Concat(s.AnyOf, s.OneOf) }
-
 // argumentCheck checks the arguments of one call. Because of left and depth, a check always
 // terminates, even if a $ref leads to itself.
 type argumentCheck struct {
@@ -633,7 +630,7 @@ func (c *argumentCheck) wanted(s *schema) string {
 		return text
 	}
 	var list []string
-	for _, one := range s.alternatives() {
+	for _, one := range slices.Concat(s.AnyOf, s.OneOf) {
 		if want := c.wanted(one); !slices.Contains(list, want) {
 			list = append(list, want)
 		}
@@ -645,7 +642,7 @@ func (c *argumentCheck) wanted(s *schema) string {
 // only one accepts a value of this type, or of this type with these constants, the error is about
 // the member that it refuses.
 func (c *argumentCheck) alternatives(s *schema, value *json.RawMessage) *argumentError {
-	list := s.alternatives()
+	list := slices.Concat(s.AnyOf, s.OneOf)
 	var inside, selected []*argumentError
 	for _, one := range list {
 		wrong := c.value(one, value)
