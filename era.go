@@ -264,9 +264,13 @@ var identityKeys = []string{metaProtocol, metaClientInfo, metaClientCaps, metaLo
 // encoding/json accepts, and all but the last of its repeats. Unknown keys stay.
 func (params object) withoutLookalikes() object {
 	kept := make(object, 0, len(params))
+	last := make(map[string]int)
+	for i, f := range params {
+		last[f.key] = i
+	}
 	for i, f := range params {
 		like := slices.IndexFunc(knownParams, func(key string) bool { return strings.EqualFold(key, f.key) })
-		if like < 0 || knownParams[like] == f.key && params[i+1:].get(f.key) == nil {
+		if like < 0 || knownParams[like] == f.key && last[f.key] == i {
 			kept = append(kept, f)
 		}
 	}
