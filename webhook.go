@@ -515,9 +515,9 @@ func formParams(texts url.Values, values jsonLists, charset string, s *schema) (
 	charsets := members([]byte(clipText(texts.Get("charsets"), maxError)))
 	for _, name := range sortedKeys(texts) {
 		key := strings.TrimSuffix(name, "[]")
+		named := cmp.Or(charset, texts.Get("charset"), texts.Get("_charset_"), charsets.text(name))
 		for _, text := range texts[name] {
-			text = decodeText(text, cmp.Or(
-				charset, texts.Get("charset"), texts.Get("_charset_"), charsets.text(name)))
+			text = decodeText(text, clipText(named, 100)) // else long names take long
 			value := quote(text)
 			if !utf8.ValidString(text) {
 				value = object{textOrBase64([]byte(text))}.encode()

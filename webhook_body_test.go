@@ -269,6 +269,7 @@ func TestWebhookTextIsDecodedByItsCharset(t *testing.T) {
 		want += html.UnescapeString(fmt.Sprintf("&#%d;", b))
 	}
 	everything := fmt.Sprintf(`{"t":%s}`, marshal(want))
+	long := strings.Repeat("x", 100)
 	for _, row := range []struct{ charset, body, want string }{
 		{"; charset=windows-1252", "t=" + all, everything},
 		{"; charset=ISO-8859-1", "t=" + all, everything},
@@ -294,6 +295,9 @@ func TestWebhookTextIsDecodedByItsCharset(t *testing.T) {
 		// To search a long list for each text would take too long.
 		{"", "t=%E9&charsets={" + tooLong + "'t':'iso-8859-1'}",
 			`{"charsets":"{` + tooLong + `'t':'iso-8859-1'}","t":{"base64":"6Q=="}}`},
+		// To look for a charset in a long text for each text would take too long, too.
+		{"", "t=%E9&charset=" + long + "+latin1",
+			`{"charset":"` + long + ` latin1","t":{"base64":"6Q=="}}`},
 		{"", "t=%E9&charsets=%E9", `{"charsets":{"base64":"6Q=="},"t":{"base64":"6Q=="}}`},
 	} {
 		body := strings.ReplaceAll(row.body, "'", `"`)
