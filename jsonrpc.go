@@ -414,6 +414,29 @@ func endOfItem(b []byte) int {
 	return len(b)
 }
 
+// isDeeper reports whether JSON nests more than most objects and arrays.
+func isDeeper(raw []byte, most int) bool {
+	depth := 0
+	inString := false
+	for i := 0; i < len(raw); i++ {
+		switch b := raw[i]; {
+		case b == '"':
+			inString = !inString
+		case inString && b == '\\':
+			i++
+		case inString:
+		case b == '{' || b == '[':
+			depth++
+			if depth > most {
+				return true
+			}
+		case b == '}' || b == ']':
+			depth--
+		}
+	}
+	return false
+}
+
 // remove returns the list without an item. It changes the list.
 func remove[T comparable](list []T, item T) []T {
 	return slices.DeleteFunc(list, func(other T) bool { return other == item })

@@ -48,7 +48,7 @@ const (
 	maxCheckDepth = 10_000 // nested schemas: more could overflow the stack, which ends the daemon
 
 	// schema.go: one definition of a server.
-	maxSchemaDepth = 100 // keys on the way to a value; what is nested deeper is dropped
+	maxSchemaDepth = 150 // nested objects and arrays; a deeper definition is left out
 
 	// shell.go: calls of shell modules.
 	maxShellOutput = 4 << 20 // bytes of one call's result

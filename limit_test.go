@@ -72,7 +72,7 @@ var limitTests = map[string]string{
 	"maxSignatureSize":  "TestSignaturesAreBounded",
 	"maxSource":         "TestOnlyRegularFilesAreRead",
 	"maxCheckDepth":     "TestArgumentsAreChecked",
-	"maxSchemaDepth":    "TestDeepDefinitionsEnd",
+	"maxSchemaDepth":    "TestUnreadableDefinitions",
 	"maxInput":          "TestAnswersToPingsAreBounded",
 	"maxExecutable":     "a test would read a GiB; it is the check of maxSource with another number",
 	"maxShellOutput":    "TestShellFunctions",

@@ -541,8 +541,6 @@ func (c *argumentCheck) value(s *schema, value *json.RawMessage) *argumentError 
 		return &argumentError{text: func() string { return " is too complex to check" }}
 	case s == nil:
 		return nil
-	case c.repairs && len(c.path) > maxSchemaDepth: // each level copies what is below it
-		return &argumentError{text: func() string { return " is nested too deeply" }}
 	case !matches(s, *value), s.Format == "usher/ref" && !c.leads(plainText(*value), 9):
 		return c.misfit(s, *value)
 	}
@@ -938,13 +936,17 @@ func fits(root, s *schema, value json.RawMessage) bool {
 
 // cleanDefinition returns a definition in the list under key without the values that MCP forbids, for
 // which clients would refuse the whole list, and says what it has lost. It returns nil if the
-// definition is of no use then.
+// definition is of no use then, or has a number or a depth that no client can read.
 func cleanDefinition(key string, item json.RawMessage) (_ json.RawMessage, problem string) {
-	if members(item).object("execution").text("taskSupport") == "required" {
+	c := argumentCheck{root: mcpSchema, left: 299*len(item) + 1<<16, repairs: true}
+	switch err := json.Unmarshal(item, &c.whole); {
+	case err != nil:
+		return nil, fmt.Sprintf(" is left out: %v", err)
+	case isDeeper(item, maxSchemaDepth):
+		return nil, " is nested too deeply: left out"
+	case members(item).object("execution").text("taskSupport") == "required":
 		return nil, " needs tasks: left out"
 	}
-	c := argumentCheck{root: mcpSchema, left: 299*len(item) + 1<<16, repairs: true}
-	_ = json.Unmarshal(item, &c.whole) // without what can't be decoded
 	if wrong := c.value(c.root.Defs[key], &item); wrong != nil {
 		c.drop(wrong)
 		return nil, " is left out" + c.lost

@@ -107,7 +107,7 @@ var optionalKeywords = map[string]string{
 }
 
 // anyValues are values of all types, many of which a member must not have.
-const anyValues = `null true "t" "" 1 1.5 -1 1e400 [] [null] [1] ["t"] {} {"a":1} {"a":null} ` +
+const anyValues = `null true "t" "" 1 1.5 -1 [] [null] [1] ["t"] {} {"a":1} {"a":null} ` +
 	`"2026-11-28" "2026-11-28t10:00:00z" "#/nowhere" "https://example.com/schema" [{}] [true]`
 
 // definitionWith returns a definition with a value at a path. What is above it gets what it requires.
@@ -175,23 +175,33 @@ func TestDefinitionsKeepWhatMCPAllows(t *testing.T) {
 	}
 }
 
-// A deeply nested definition takes no longer than a flat one: usher drops the deep values, with a note.
-func TestDeepDefinitionsEnd(t *testing.T) {
-	const deep = 3000
-	schema := `{"type":"object","properties":{"a":`
-	tool := `{"name":"x","inputSchema":` + strings.Repeat(schema, deep) + `{}` +
-		strings.Repeat("}}", deep) + `}`
-	var got json.RawMessage
-	var lost string
-	allocations := testing.AllocsPerRun(1, func() {
-		got, lost = cleanDefinition("tools", json.RawMessage(tool))
-	})
-	check(t, "it takes many allocations", allocations > 100*deep, false)
-	depth := strings.Count(string(got), `"properties"`)
-	check(t, "the levels that are left are few", depth > 1 && depth < maxSchemaDepth, true)
-	checkContains(t, "the note", lost, `properties.a" is nested too deeply`)
-	// Only the first of many losses are named, as each of them copies the text.
-	many := strings.Repeat(`,"title":null`, deep)
+// A definition with a depth or a number that some client can't read is left out, with a note, because
+// such a client would lose the whole list.
+func TestUnreadableDefinitions(t *testing.T) {
+	const named = `{"name":"x","inputSchema":{"type":"object"`
+	nested := func(levels int) string {
+		return strings.Repeat("[", levels) + `"a\"[["` + strings.Repeat("]", levels)
+	}
+	schemas := strings.Repeat(`,"properties":{"a":{"type":"object"`, 1000) + strings.Repeat("}}", 1000)
+	for tool, want := range map[string]string{
+		named + `,"default":` + nested(maxSchemaDepth-3) + `}}`:      "",
+		named + `,"default":` + nested(maxSchemaDepth) + `}}`:        "is nested too deeply",
+		named + `},"_meta":{"a":` + nested(3000) + `}}`:              "is nested too deeply",
+		named + schemas + `}}`:                                       "is nested too deeply",
+		named + `,"maximum":1e400}}`:                                 "number 1e400",
+		named + `,"enum":[` + strings.Repeat("9", 5000) + `]}}`:      "number 999",
+		named + `},"annotations":{"title":"1e400"},"_meta":{"a":1}}`: "",
+	} {
+		got, lost := cleanDefinition("tools", json.RawMessage(tool))
+		what := clipText(tool, 100)
+		check(t, "it is offered: "+what, got != nil, want == "")
+		checkContains(t, "the note: "+what, lost, want)
+	}
+}
+
+// Of many losses of a definition, the note names only the first, as each of them copies the text.
+func TestManyLossesAreClipped(t *testing.T) {
+	many := strings.Repeat(`,"title":null`, 3000)
 	_, problem := cleanDefinition("prompts", json.RawMessage(`{"name":"x"`+many+`}`))
 	check(t, "the note is long", len(problem) > 2*maxLoggedLine, false)
 }
