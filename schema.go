@@ -205,7 +205,7 @@ var protectingTags = []string{"signature", "webhook", "internal", "unshared"}
 var (
 	// tagLine matches a line that begins with a tag, and innerTag a tag inside a line.
 	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?[\s\pZ]*(?:- )?(.*?)[\s\pZ]*$`)
-	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf})@([A-Za-z-]+)`)
+	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf}|:)@([A-Za-z-]+)`)
 
 	// noText matches a line that is a rule, with a title (group 1) or without, or addresses a tool.
 	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck\s.*|SPDX-.*|-\*-.*|\.\. \S+::.*|` +
@@ -277,14 +277,17 @@ func parseDoc(doc string, kind Kind) docTags {
 }
 
 // readTag returns the effect of the tag that begins a line, and what follows the tag; for text, ""
-// and the line. It notes slips in protectingTags of the line.
+// and the line. It notes slips in protectingTags of the line, and marks inside it.
 func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 	refuse := func(advice, name string) {
 		t.refused = fmt.Sprintf("%q: %s @%s", logText(strings.TrimSpace(line)), advice, name)
 	}
 	for _, parts := range innerTag.FindAllStringSubmatch(line, -1) {
-		if name, _ := lookupTag(parts[1], kind); slices.Contains(protectingTags, name) {
+		name, effect := lookupTag(parts[1], kind)
+		if slices.Contains(protectingTags, name) {
 			refuse("begin a line with", name)
+		} else if strings.Contains(effect, ":") {
+			t.problems = append(t.problems, "begin a line with @"+name)
 		}
 	}
 	parts := tagLine.FindStringSubmatch(line)
@@ -292,10 +295,6 @@ func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 		return "", line
 	}
 	name, effect := lookupTag(parts[1], kind)
-	if effect == "text" { // which may be that of another tag
-		inner, rest := t.readTag(parts[2], kind)
-		return cmp.Or(inner, effect), rest
-	}
 	if effect != "" {
 		return effect, parts[2]
 	}

@@ -83,6 +83,9 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 		`@param {int} a\n@param {bool[]} b`: "@param {int} a: " + wantType +
 			"; @param {bool[]} b: " + wantType,
 		"@param {string" + tenLists + "} a":   "@param {string" + tenLists + "} a: " + wantType,
+		`@description @readonly`:              "begin a line with @readonly",
+		`Reads it (@read-only)`:               "",
+		`Reads it. @read-only`:                "begin a line with @readonly",
 		`@param {'a'|string} a`:               "@param {'a'|string} a: " + wantType,
 		`@arg $@ string x`:                    "@param $@ string x: want {type} name text",
 		`@arg $1 string x\n@arg $12 int`:      "@param {int} arg12: " + wantType,
@@ -102,6 +105,7 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 	for _, doc := range []string{
 		`@param x what @signature github K`, `@param x what\n  and @signature github K`,
 		`@webhook a/b @signature github K`, `Takes it. @signature github K`,
+		`@description @signature github K`, `@desc:@signature github K`,
 	} {
 		checkContains(t, doc, withDoc(t, "shell", doc).refused, "begin a line with @signature")
 	}
@@ -162,7 +166,7 @@ func TestTagsLeaveTheDescription(t *testing.T) {
 			`Adds.\n\nMore.\nReturns: its text`, ``, ``},
 		{"python", `@example f()\ng()\n\nReturns:\n    A text.`,
 			`Returns:\n    A text.`, ``, ``},
-		{"node", `@description @readonly`, ``, `{"readOnlyHint":true}`, ``},
+		{"node", `@description @see x`, `@see x`, ``, ``},
 		{"node", `Adds.\n@locked board:write\n@Format md\n@locked`, `Adds.`, ``,
 			`locked format locked`},
 		{"node", `@app.route(\"/\")\n@a/b is one`,
