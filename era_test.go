@@ -107,6 +107,14 @@ const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","
 	"n":{"type":"integer","x-mcp-header":"Number"},"on":{"type":"boolean","x-mcp-header":"On"},
 	"deep":{"type":"object","properties":{"er":{"type":"string","x-mcp-header":"Deeper"}}}}}`
 
+// Params that repeat are dropped in a time that grows with their number, not with its square.
+func TestRepeatedParamsEnd(t *testing.T) {
+	const many = 300_000
+	params := slices.Repeat(object{{"name", quote("x")}}, many)
+	params = append(params, slices.Repeat(object{{"", quote("x")}}, many)...)
+	check(t, "what is left", len(params.withoutLookalikes()), 1+many)
+}
+
 // A header that repeats an argument must equal it.
 func TestParamHeadersMatch(t *testing.T) {
 	long(t)
