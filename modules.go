@@ -42,7 +42,7 @@ const (
 	maxPoll   = 30 * time.Second
 	pollShare = 20 // scans may take 1/pollShare of the time
 
-	publishDelay  = 20 * time.Millisecond // from a change to a catalog, so that one has many changes
+	publishDelay  = 50 * time.Millisecond // the least time between two catalogs
 	retryDelay    = 5 * time.Second       // before a call tries a module again that failed
 	retryInterval = time.Minute           // before a scan tries it again; see also moduleOwner.onLists
 
@@ -79,12 +79,13 @@ type Registry struct {
 	scanned  time.Time     // when the last scan began; guarded by scanning
 	scanTook time.Duration // the time that it took; guarded by scanning
 
-	mu      sync.Mutex              // guards the fields below
-	modules map[string]*moduleOwner // by source.key; only scans add and remove them
-	files   map[string]string       // as scan.files, of the last scan
-	due     bool                    // the catalog is about to be replaced
-	changed chan struct{}           // closed when the catalog has been replaced
-	pools   sync.Map                // of *pool: those that are not gone
+	mu        sync.Mutex              // guards the fields below
+	modules   map[string]*moduleOwner // by source.key; only scans add and remove them
+	files     map[string]string       // as scan.files, of the last scan
+	due       bool                    // the catalog is about to be replaced
+	published time.Time               // when the catalog was last replaced
+	changed   chan struct{}           // closed when the catalog has been replaced
+	pools     sync.Map                // of *pool: those that are not gone
 }
 
 // newRegistry returns a registry after one scan of the workspace. Its catalog contains the
@@ -339,7 +340,7 @@ func (r *Registry) compare(found source, check func(*source)) {
 func (r *Registry) publishSoon() {
 	if !r.due {
 		r.due = true
-		time.AfterFunc(publishDelay, r.publish)
+		time.AfterFunc(time.Until(r.published.Add(publishDelay)), r.publish)
 	}
 }
 
@@ -349,6 +350,7 @@ func (r *Registry) publish() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.due = false
+	r.published = time.Now()
 	var modules []*Module
 	for _, o := range r.modules {
 		modules = append(modules, o.latest.Load())
