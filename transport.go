@@ -277,6 +277,9 @@ type duplex struct {
 	requests sync.WaitGroup // the requests that are being answered
 }
 
+// duplexTimeout is how long requests in progress may take once the input has ended.
+const duplexTimeout = 30 * time.Second
+
 // serve writes to the client until its connection ends, or until input yields the error with
 // which the client's input ended. serve waits for requests in progress, and returns that
 // error. hangUp ends the connection.
@@ -297,7 +300,9 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	d.mu.Lock()
 	d.from.session.endStreams()
 	d.mu.Unlock()
-	d.requests.Wait() // calls end by -call-timeout at the latest
+	// A call that does not end must not keep the connection for ever.
+	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
+	d.requests.Wait()
 	d.out.end()
 	if waitFor(d.out.ctx, written) != nil { // a client that does not read holds up a write to stdout
 		select {
