@@ -432,14 +432,13 @@ func (o *moduleOwner) setLatest(m Module) {
 // begin begins a version of the module, which is pending until it is served or has failed. The
 // version that is served stays until then. known is what the cache knows of the new one.
 func (o *moduleOwner) begin(found source, known *manifest) {
-	served := o.latest.Load().pool
-	if o.pool != served {
+	m := *o.latest.Load()
+	if o.pool != m.pool { // else it serves until then
 		o.pool.retire()
 	}
 	o.pool = o.newPool(found)
 	o.failed = time.Time{}
-	m := *o.latest.Load()
-	if served == nil {
+	if m.pool == nil {
 		m = Module{source: found}
 	}
 	m.Pending = true
