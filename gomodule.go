@@ -285,14 +285,14 @@ func (s *goSource) build(ctx context.Context, dir, binary string) (*parts, error
 	output = inCopy.ReplaceAllLiteralString(output, s.base)
 	// All messages of the go command are about the module or its imports.
 	output = strings.TrimSpace(goNoise.ReplaceAllString(goMessages.Replace(output), ""))
-	if output != "" {
-		if strings.Contains(output, "undefined: ") {
-			output += "\n(a module is one file)"
-		}
-		return loaded, cantBuildf(s.base, "%s", output)
+	switch {
+	case output == "":
+		output = fmt.Sprintf("%s: a Go module needs the go command (install Go from https://go.dev/dl): %v",
+			s.base, err)
+	case strings.Contains(output, "undefined: "):
+		output += "\n(a module is one file)"
 	}
-	return loaded, cantBuildf(s.base, "%s: a Go module needs the go command "+
-		"(install Go from https://go.dev/dl): %v", s.base, err)
+	return loaded, cantBuildf(s.base, "%s", output)
 }
 
 // goParts is a template for go list. For each package of the main Go module, it prints the folder,
