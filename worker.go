@@ -185,10 +185,11 @@ func newWorker(p *pool, owner Caller) *Worker {
 		w.room = &slot{counter: p.rooms}
 		if owner.Principal.exists() { // else all principals without a claim count together, under nil
 			w.room.key = owner.Principal
+			w.caps &^= capRoots
 		}
 		w.room.queue() // in the order of the first calls
 	}
-	if p.Launch.Shared || w.room != nil && w.room.key != nil {
+	if p.Launch.Shared {
 		w.caps &^= capRoots
 	}
 	return w
@@ -809,9 +810,11 @@ func (w *Worker) readManifest() (*manifest, error) {
 		for _, item := range list {
 			id := members(item).text(listTable[key].id)
 			cleaned, problem := cleanDefinition(key, item)
-			if seen[id] && cleaned != nil {
+			switch {
+			case cleaned == nil:
+			case seen[id]:
 				problem = " has no own name"
-			} else if cleaned != nil {
+			default:
 				seen[id] = true
 				m.Lists[key] = append(m.Lists[key], cleaned)
 			}
