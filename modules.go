@@ -912,7 +912,7 @@ func (o *moduleOwner) newPool(s source) *pool {
 		config.idle = sessionIdle
 	}
 	if s.Kind == kindShell {
-		config.shell = &shellRunner{s, config.log, &r.running, o.ctx, r.checkApproved}
+		config.shell = &shellRunner{config, o.ctx, r.checkApproved}
 	}
 	p := newPool(o.ctx, config)
 	r.pools.Store(p, true)

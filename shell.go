@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -173,11 +172,9 @@ func shellResult(output []byte, err error) object {
 
 // shellRunner runs the functions of a shell module: each call in a process of its own.
 type shellRunner struct {
-	source
-	log     *slog.Logger
-	running *sync.WaitGroup              // counts the processes: see Registry.running
-	kept    context.Context              // background processes go on until it ends
-	check   func(source) (source, error) // see Registry.checkApproved
+	poolConfig                              // of the module
+	kept       context.Context              // background processes go on until it ends
+	check      func(source) (source, error) // see Registry.checkApproved
 }
 
 // request calls the function that params name: see Worker.request. If the call's context ends,

@@ -80,11 +80,13 @@ func TestShellCallReleasesItsSlot(t *testing.T) {
 	path := dir + "/m.usher.sh"
 	write(t, path, "# Does nothing.\nf() { :; }\n")
 	runner := &shellRunner{
-		source:  source{Name: "m", Kind: kindShell, Source: path, Launch: launch{Dir: dir}},
-		log:     quiet,
-		running: &processes,
-		kept:    t.Context(),
-		check:   func(s source) (source, error) { return s, nil },
+		poolConfig: poolConfig{
+			source:  source{Name: "m", Kind: kindShell, Source: path, Launch: launch{Dir: dir}},
+			log:     quiet,
+			running: &processes,
+		},
+		kept:  t.Context(),
+		check: func(s source) (source, error) { return s, nil },
 	}
 	running := counter{perKey: 1}
 	c := newCall(t.Context(), Caller{})
