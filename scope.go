@@ -131,7 +131,7 @@ type Gate struct {
 	sessions *sessionTable
 	require  bool // requests without a claim are refused
 	log      *slog.Logger
-	turns    *guessTurns // see newGuessTurns
+	turns    guessTurns
 }
 
 // newGate returns a gate over the claims, which are nil for stdio. key seals the ids of
@@ -142,7 +142,7 @@ func newGate(claims *ClaimStore, key []byte, require bool, log *slog.Logger) *Ga
 		sessions: newSessionTable(key),
 		require:  require,
 		log:      log,
-		turns:    newGuessTurns(),
+		turns:    guessTurns{tried: make(map[Code]time.Time), turns: make(map[Code]time.Time)},
 	}
 }
 
@@ -390,11 +390,6 @@ type guessTurns struct {
 	warned bool               // done has reported true since len(tried) was last below guessBudget
 	turns  map[Code]time.Time // the next turn of each code that waits
 	next   time.Time          // the next free turn
-}
-
-// newGuessTurns returns a guessTurns that has seen no invalid code yet.
-func newGuessTurns() *guessTurns {
-	return &guessTurns{tried: make(map[Code]time.Time), turns: make(map[Code]time.Time)}
 }
 
 // done records the outcome of a lookup: whether the code is invalid. It reports true if

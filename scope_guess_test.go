@@ -129,7 +129,7 @@ func TestGuessesTakeTurns(t *testing.T) {
 // Requests with one code share a turn.
 func TestOneCodeHasOneTurn(t *testing.T) {
 	inSync(t, func(t *testing.T) {
-		turns := newGuessTurns()
+		turns := &newGate(nil, newSessionKey(), true, quiet).turns
 		check(t, "a valid code", turns.await(t.Context(), "VALIDX", 0) &&
 			!turns.done("VALIDX", false), true)
 		var waiting sync.WaitGroup
