@@ -304,10 +304,14 @@ func (d *duplex) serve(input <-chan error, hangUp func()) (err error) {
 	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
 	d.requests.Wait()
 	d.out.end()
-	if waitFor(d.out.ctx, written) != nil { // a client that does not read holds up a write to stdout
+	if waitFor(d.out.ctx, written) != nil {
+		var late <-chan time.Time // nil for HTTP+SSE: its writes have deadlines, and end before its handler
+		if input != nil {         // a client that does not read holds up a write to stdout
+			late = time.After(exitTimeout)
+		}
 		select {
 		case <-written:
-		case <-time.After(exitTimeout):
+		case <-late:
 		}
 	}
 	return err

@@ -3,11 +3,14 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"usher/internal/mcptest"
@@ -241,5 +244,45 @@ func TestMovedStreamHearsTheEnd(t *testing.T) {
 		revoke(t, b.base, Code(code))
 		<-after.done
 		check(t, "messages about the end", changes(after)-already, 1)
+	})
+}
+
+// stuckWriter is the answer to a client that reads nothing: writes end when stuck is closed.
+type stuckWriter struct {
+	*httptest.ResponseRecorder
+	stuck chan struct{}
+}
+
+func (w stuckWriter) Write(b []byte) (int, error) {
+	<-w.stuck
+	return len(b), nil
+}
+
+// The handler of a stream does not return while the stream is being written: after that, the
+// connection, and its buffer, may be those of another client.
+func TestHandlerOutlivesItsWriter(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		ctx, cancel := context.WithCancel(t.Context())
+		req := httptest.NewRequestWithContext(ctx, "GET", "/", nil)
+		req.Header.Set("Accept", "text/event-stream")
+		w := stuckWriter{httptest.NewRecorder(), make(chan struct{})}
+		x := b.server.memory.serve(w, req)
+		x.refuse = writeMCPError
+		returned := make(chan struct{})
+		go func() {
+			defer close(returned)
+			if err := b.server.serve(x); err != nil {
+				t.Error(err)
+			}
+		}()
+		synctest.Wait()
+		cancel()
+		select {
+		case <-returned:
+			t.Error("the handler has returned")
+		case <-time.After(time.Minute):
+		}
+		close(w.stuck)
+		<-returned
 	})
 }
