@@ -40,13 +40,6 @@ func httpErrorf(status int, format string, args ...any) *fault {
 	return e
 }
 
-// errMethod returns the refusal of a request whose method is not one of allowed, such as "GET, POST".
-// It also sets Allow in h, the headers of the answer.
-func errMethod(h http.Header, allowed string) error {
-	h.Set("Allow", allowed)
-	return httpErrorf(http.StatusMethodNotAllowed, "this method is not allowed here: use %s", allowed)
-}
-
 // because adds the detail to a new error, and returns the error.
 func (e *fault) because(cause error) *fault {
 	e.Err = cause

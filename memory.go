@@ -189,6 +189,13 @@ func (r *reservation) fail(err error) (status int) {
 	return status
 }
 
+// errMethod returns the refusal of a request whose method is not one of allowed, such as "GET, POST".
+// It also sets the header Allow of the answer.
+func (r *reservation) errMethod(allowed string) error {
+	r.w.Header().Set("Allow", allowed)
+	return httpErrorf(http.StatusMethodNotAllowed, "this method is not allowed here: use %s", allowed)
+}
+
 // receive reads the body of a request for its principal. If the announced length of the body is
 // over the limit, receive reads nothing. The body of an unauthenticated sender may be dropped to
 // make room. Errors are *fault. Reading a body to its end also lets net/http notice that the client

@@ -293,9 +293,8 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 // system releases the lock however the process ends, so a crash leaves nothing to clean up.
 // lockBase waits a little, as readDaemon takes the lock for an instant.
 func (d *daemon) lockBase() (lock *os.File, err error) {
-	path := d.app.dataFile(lockName)
 	for range 100 {
-		lock, err = lockFile(path)
+		lock, err = lockFile(d.app.dataFile(lockName))
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return lock, err
 		}

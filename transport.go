@@ -33,7 +33,7 @@ func (s *Server) serve(x *reservation) error {
 	case method == http.MethodDelete:
 		return s.serveDELETE(x)
 	}
-	return errMethod(x.w.Header(), "POST, GET, DELETE")
+	return x.errMethod("POST, GET, DELETE")
 }
 
 // writeMCPError writes an error as a JSON-RPC error about the message in the body.

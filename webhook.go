@@ -169,7 +169,7 @@ func (h *Webhooks) receive(d *delivery) (err error) {
 	case d.unproven && h.Secret != "" && !h.AcceptSignatures:
 		return errNoSecret
 	case d.req.Method != http.MethodPost:
-		return errMethod(d.w.Header(), http.MethodPost)
+		return d.errMethod(http.MethodPost)
 	}
 	if err := h.find(d.req.Context(), d); err != nil {
 		return err
