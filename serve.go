@@ -68,13 +68,14 @@ func declareRegistryFlags(fs *flag.FlagSet, stderr io.Writer) *registryConfig {
 // serveFlags are the flags of usher serve. They don't change once check has accepted them, so
 // handlers read them without a lock.
 type serveFlags struct {
+	set          *flag.FlagSet // says which flags were given
 	registry     *registryConfig
 	addr         string
 	origins      originPolicy
 	publicURL    string        // ends with a slash; "" for none
 	requireClaim bool          // MCP clients need a claim
 	open         bool          // MCP clients on other machines need no claim
-	watch        *bool         // nil if the flag is not given
+	watch        bool          // see needsApproval
 	webhooks     webhookConfig // complete after check
 	maxBody      int           // bytes
 }
@@ -83,21 +84,14 @@ type serveFlags struct {
 // function are refused at once, with the form that is wanted; check refuses what is wrong only
 // in combination.
 func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
-	f := &serveFlags{registry: declareRegistryFlags(fs, stderr), maxBody: defaultMaxBody}
+	f := &serveFlags{set: fs, registry: declareRegistryFlags(fs, stderr), maxBody: defaultMaxBody}
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "")
 	fs.Func("allow-host", "", f.addHost)
 	fs.Func("allow-origin", "", f.addOrigin)
 	fs.Func("public-url", "", f.setPublicURL)
 	fs.Func("max-body", "", f.setMaxBody)
 	fs.BoolVar(&f.requireClaim, "require-claim", false, "")
-	fs.BoolFunc("watch", "", func(text string) error {
-		watch, err := strconv.ParseBool(text)
-		if err != nil {
-			return errors.New("want true or false")
-		}
-		f.watch = &watch
-		return nil
-	})
+	fs.BoolVar(&f.watch, "watch", true, "")
 	fs.BoolVar(&f.open, "open", false, "")
 	fs.BoolVar(&f.webhooks.Open, "open-webhooks", false, "")
 	fs.BoolVar(&f.webhooks.AcceptSignatures, "accept-signatures", false, "")
@@ -222,10 +216,13 @@ func (f *serveFlags) webhookPolicy() string {
 // it is for daemons whose clients are not trusted with everything, and such a client could
 // have a tool write a module.
 func (f *serveFlags) needsApproval() bool {
-	if f.watch != nil {
-		return !*f.watch
-	}
-	return f.requireClaim
+	needs := f.requireClaim
+	f.set.Visit(func(given *flag.Flag) {
+		if given.Name == "watch" {
+			needs = !f.watch
+		}
+	})
+	return needs
 }
 
 // daemon is one run of usher serve.
