@@ -486,8 +486,10 @@ func (d *daemon) route(x *reservation) error {
 	case r.Method == http.MethodGet && accepts(r.Header, "text/html"):
 		return d.servePage(x) // at any path, as people mistype addresses
 	case path != "" && path != "/mcp":
-		return httpErrorf(http.StatusNotFound,
-			"not found: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent)
+		// This is not logged: clients that look for a login send several requests.
+		writeMCPError(x, httpErrorf(http.StatusNotFound,
+			"not found: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent))
+		return nil
 	}
 	return d.server.serve(x)
 }

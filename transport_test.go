@@ -59,8 +59,8 @@ func TestPanicEndsRequest(t *testing.T) {
 	})
 }
 
-// Clients that look for a login are told that there is none. The log does not repeat the path, which
-// may contain a code.
+// Clients that look for a login are told that there is none. They look each time they
+// connect, so that is no line of the log.
 func TestThereIsNoLogin(t *testing.T) {
 	t.Parallel()
 	d := startDaemon(t, t.TempDir(), "-require-claim")
