@@ -490,7 +490,7 @@ func (r *request) log(item *Item, result object, err error) {
 		module,
 		"method", logText(name),
 		"outcome", logText(outcome),
-		"took", time.Since(r.arrived),
+		"took", time.Since(r.arrived).Round(10*time.Microsecond),
 		"bytes", result.size(),
 		arguments,
 		"client", r.session.profile.Load().name,

@@ -107,8 +107,8 @@ func (h *Webhooks) serve(x *reservation) error {
 	if hungUp {
 		log = log.With("note", "the sender hung up")
 	}
-	log = log.With("status", status, "took", time.Since(d.received),
-		"bytes", len(d.body), senderAttrs(x.req))
+	took := time.Since(d.received).Round(10 * time.Microsecond)
+	log = log.With("status", status, "took", took, "bytes", len(d.body), senderAttrs(x.req))
 	if h.logArguments {
 		log = log.With("arguments", logText(string(d.body)))
 	}
