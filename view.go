@@ -329,9 +329,6 @@ func (v *View) Hook(path string) (tool *Item, claimants []*Item) {
 	return nil, claimants
 }
 
-// HookPaths returns the paths that webhooks have or would have.
-func (v *View) HookPaths() []string { return sortedKeys(v.items["webhooks"]) }
-
 // Call sends a request about the item to its module, with the module's own name for it in
 // params. The error is an *argumentError if the arguments are invalid. It is errRetired if
 // the module was replaced after the view was made, or its file has changed; then nothing was

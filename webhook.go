@@ -126,7 +126,7 @@ var pathWord = regexp.MustCompile(`[\pL\pN_]+`)
 // loggedPath returns the path of a delivery for the log. People type codes as paths, so a word of up
 // to 8 characters becomes ***, unless it is in the path of a webhook.
 func (h *Webhooks) loggedPath(path string) string {
-	known := "webhooks " + strings.Join(h.view().HookPaths(), " ")
+	known := "webhooks " + strings.Join(sortedKeys(h.view().items["webhooks"]), " ")
 	path = pathWord.ReplaceAllStringFunc(path, func(word string) string {
 		if utf8.RuneCountInString(word) > 8 || strings.Contains(known, word) {
 			return word
@@ -223,7 +223,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	case tool == nil && !ready:
 		return httpErrorf(http.StatusServiceUnavailable, "modules are still starting: try again")
 	case tool == nil:
-		known := h.view().HookPaths()
+		known := sortedKeys(h.view().items["webhooks"])
 		i, _ := slices.BinarySearch(known, likeHookPath.ReplaceAllString(d.path, ""))
 		// The list begins with the path before d.path in alphabetical order. The log cuts it.
 		return httpErrorf(http.StatusNotFound, "no webhook has this path: see usher modules").
