@@ -260,7 +260,7 @@ func TestIdleProcessMakesRoom(t *testing.T) {
 }
 
 // A session whose client listens keeps its process. Another session loses its process, and then one
-// call of it fails.
+// call of it fails. At the session's end, that is forgotten.
 func TestLostStateIsToldOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		var sessions []*testClient
@@ -285,6 +285,11 @@ func TestLostStateIsToldOnce(t *testing.T) {
 		}
 		pass(roomIdle)
 		check(t, "its call after that", sessions[1].Call("m_wait", `{}`).Text(), "waited")
+		for _, c := range sessions {
+			c.End()
+		}
+		pass(2 * sweepTime)
+		check(t, "what is remembered of ended sessions", len(b.m.pool.lost), 0)
 	})
 }
 

@@ -303,7 +303,7 @@ func (s *source) readEntry(entry object) error {
 // the path out of the error.
 func (l launch) resolve() (launch, error) {
 	if _, err := os.Stat(l.Dir); err != nil {
-		return l, err
+		return l, &fs.PathError{Op: "running in", Path: l.Dir, Err: errors.Unwrap(err)}
 	}
 	folders := filepath.SplitList(os.Getenv("PATH"))
 	for _, variable := range l.Env {

@@ -154,7 +154,7 @@ func TestMissingProgramIsExplained(t *testing.T) {
 		{"/opt/My Apps/node", "", nil, "running /opt/My Apps/node" + missing},
 		{"./absent", "", nil, "running " + dir + "/absent" + missing},
 		{dir + "/plain", "", nil, "running " + dir + "/plain" + missing},
-		{"tool", dir + "/absent", nil, "stat " + dir + "/absent: no such file or directory"},
+		{"tool", dir + "/absent", nil, "running in " + dir + "/absent: no such file or directory"},
 		{dir + "/my apps/tool", "", nil, dir + "/my apps/tool"},
 		{"./my apps/tool", "", nil, dir + "/my apps/tool"},
 		{"tool", "", []string{"PATH=/none:" + dir + "/my apps"}, dir + "/my apps/tool"},
