@@ -126,7 +126,8 @@ func TestLookalikesAreDropped(t *testing.T) {
 	}
 }
 
-// Progress reaches its own call, under the client's token, even if sessions use equal ones.
+// Progress reaches its own call, under the client's token, even if sessions use equal ones. A client
+// that gives no token gets none.
 func TestProgressKeepsItsToken(t *testing.T) {
 	long(t)
 	d := startFakes(t, "a: shared good")
@@ -145,6 +146,9 @@ func TestProgressKeepsItsToken(t *testing.T) {
 		})
 	}
 	all.Wait()
+	quiet := connect(t, d.URL).Ask("tools/call", `{"name":"a_progress","arguments":{"n":1}}`)
+	checkOmits(t, "the answer to a request without a token", quiet.Body, "notifications/progress")
+	checkContains(t, "the answer to a request without a token", quiet.Body, `"result"`)
 }
 
 // A log message reaches the session of its call or process, unless the session wants less.
