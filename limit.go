@@ -77,6 +77,7 @@ const (
 
 	// mcp.go, webhook.go: requests.
 	maxInFlight     = 256  // in flight per principal, until their answers are written; and deliveries
+	maxStreams      = 16   // notification streams of a session
 	maxStreamsOf    = 256  // notification streams per principal, listens included
 	maxInstructions = 2000 // bytes of the instructions: some clients cut them at 2,048
 	maxSuspended    = 64   // questions of suspended calls per principal

@@ -38,6 +38,11 @@ var limitCases = map[string]struct {
 		refusal: "unread answers",
 		unread:  true,
 	},
+	"maxStreams": {
+		most:    maxStreams,
+		request: func(_ *bubble, c *testClient) *http.Request { return c.GetRequest() },
+		refusal: "too many streams",
+	},
 	"maxStreamsOf": {
 		most: maxStreamsOf,
 		request: func(b *bubble, c *testClient) *http.Request {
@@ -56,6 +61,7 @@ const clips = "clips what is shown, and holds up nothing"
 var limitTests = map[string]string{
 	"maxInFlight":       "TestLimitIsPerPrincipal",
 	"maxHeldOf":         "TestLimitIsPerPrincipal",
+	"maxStreams":        "TestLimitIsPerPrincipal",
 	"maxStreamsOf":      "TestLimitIsPerPrincipal",
 	"maxConns":          "TestConnectionsAreBounded",
 	"maxHeader":         "TestRequestsAreChecked",

@@ -163,12 +163,12 @@ func (s *Session) wants(method string, params object) bool {
 	return severity < 0 || severity >= slices.Index(logLevels, lowest)
 }
 
-// join begins a notification stream. It returns false if the client has gone or accepts no
-// stream.
+// join begins a notification stream. It returns false if the session has too many, or the client has
+// gone or accepts no stream.
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	joined := out.open()
+	joined := len(s.streams) < maxStreams && out.open()
 	if joined {
 		s.streams = append(s.streams, out)
 	}

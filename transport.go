@@ -221,7 +221,7 @@ func (s *Server) serveGET(x *reservation) error {
 	x.end() // the body is dropped
 	// Each stream costs a connection and a goroutine for as long as the client likes.
 	if !s.streams.reserve(from.principal, 1) {
-		return httpErrorf(http.StatusTooManyRequests, "too many streams: close one")
+		return errManyStreams
 	}
 	defer s.streams.release(from.principal, 1)
 	// The stream ends with its connection, at the daemon's end, or by hangUp of an HTTP+SSE session.
@@ -231,17 +231,22 @@ func (s *Server) serveGET(x *reservation) error {
 	out := &outbox{ctx: ctx, held: x, write: sseWriter(x)}
 	if from.session == nil {
 		s.serveSSE(x.req.URL.Path, from, out, cancel)
-	} else {
-		s.serveNotices(from, out)
+		return nil
 	}
-	return nil
+	return s.serveNotices(from, out)
 }
 
+// errManyStreams refuses a stream over the limits of its session and its principal.
+var errManyStreams error = httpErrorf(http.StatusTooManyRequests, "too many streams: close one")
+
 // serveNotices serves a session's notification stream until the connection or the outbox
-// ends.
-func (s *Server) serveNotices(from admission, out *outbox) {
+// ends. The error is errManyStreams if the session has too many.
+func (s *Server) serveNotices(from admission, out *outbox) error {
 	if !from.session.join(out) {
-		return // the client has gone
+		if out.ctx.Err() == nil {
+			return errManyStreams
+		}
+		return nil // the client has gone
 	}
 	// The connection is the handler's only until it returns, so the writer must have ended by then.
 	defer func() {
@@ -249,6 +254,7 @@ func (s *Server) serveNotices(from admission, out *outbox) {
 		<-out.done
 	}()
 	s.follow(out.ctx, from, out, out.done)
+	return nil
 }
 
 // serveDELETE ends a session at its client's request.
