@@ -121,7 +121,10 @@ func TestWebhookFailures(t *testing.T) {
 		"handleNever=never",
 		"handleHold=hold")
 	writeTools(t, dir+"/other.usher", "handleGone=hold", "handleRelease=release")
-	impatient := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "6s") // also for the start of m
+	impatient := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "4s")
+	await(t, "an answer of the module, which has to start", func() bool {
+		return impatient.deliver(t, "m/handleIt", `{}`).Status == 200
+	})
 	checkError(t, "a method that never returns", impatient.deliver(t, "m/handleNever", `{}`), 504)
 	impatient.awaitLog(t, "fake: cancelled handleNever")
 	d := daemonOptions{}.startReady(t, dir)
