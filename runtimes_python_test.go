@@ -267,11 +267,6 @@ class T(t.TypedDict): a: int
 		"invalid_result": {"def f(a: int) -> 'Gone': pass\n", "f", ""},
 		"unknown_class": {"class Shape: pass\ndef f(a: int, b: 'dict[str, Shape]'): pass\n", "f",
 			"f: b accepts any value for the type Shape"},
-		"generator": {"def f(n: int):\n  yield n\n", "f",
-			"f: what it yields is no result: return it"},
-		"context": {"import contextlib\n@contextlib.contextmanager\ndef f():\n  yield 1\n", "f",
-			"f: what it yields is no result: return it"},
-		"reports": {"def f():\n  yield {'progress': 1}\n  return 1\nasync def g():\n  yield 1\n", "f g", ""},
 		"callable": {"import typing\ndef f(a: typing.Callable[[int], int]): pass\n", "f",
 			"f: a accepts any value for the type Callable"},
 		"any": {

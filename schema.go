@@ -205,11 +205,11 @@ var protectingTags = []string{"signature", "webhook", "internal", "unshared"}
 var (
 	// tagLine matches a line that begins with a tag, and innerTag a tag inside a line.
 	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?[\s\pZ]*(?:- )?(.*?)[\s\pZ]*$`)
-	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf}|:)@([A-Za-z-]+)`)
+	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf}|:)@([A-Za-z-]+)(?:[^A-Za-z/-]|$)`)
 
-	// noText matches a line that is a rule, with a title (group 1) or without, or addresses a tool.
-	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck\s.*|SPDX-.*|-\*-.*|\.\. \S+::.*|` +
-		`(?:(?:[-#=/─━═]{2,}\s)?([\w\pL][^|\n]*?)\s)?[-#=/─━═]{3,})$`)
+	// noText matches a line that is a rule, with a title (group 1 or 2) or without, or addresses a tool.
+	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck [\w-]+=.*|SPDX-.*|-\*-.*|\.\. \S+::.*|` +
+		`(?:[-#=/─━═]{2,}\s([\w\pL][^|\n]*?)\s)?[-#=/─━═]{3,}|([\w\pL][^|\n]*?)\s[-#=/─━═]{4,})$`)
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
@@ -254,7 +254,7 @@ func parseDoc(doc string, kind Kind) docTags {
 		line = strings.TrimRight(line, "\r\n")
 		effect, rest := t.readTag(line, kind)
 		if effect == "" && kind.singleFile() {
-			rest = noText.ReplaceAllString(rest, "$1")
+			rest = noText.ReplaceAllString(rest, "$1$2")
 			if rest == "" && line != "" {
 				continue
 			}
@@ -381,8 +381,8 @@ func parseParam(tag string) (paramDoc, bool) {
 // sentence matches the first sentence of a text (group 1), and how it ends (3): with a mark, or with the
 // paragraph, unless there is a colon. It also ends before a line with a copyright. Lines above it that
 // name a file, an author or the day it was made, or address an editor, are no part of it.
-var sentence = regexp.MustCompile(`^(?:(?i:(?:authors?:|created on .*\d{4}|vim:).*|` +
-	`(?:\w+:\s*)?[\w./-]+\.(?:py|[cm]?[jt]s|sh|bash|go))(?:\n\s*|$))*` +
+var sentence = regexp.MustCompile(`^(?:(?i:(?:authors?:|created on .*\d{4}|vim:).*\n|` +
+	`(?:\w+:\s*)?[\w./-]+\.(?:py|[cm]?[jt]s|sh|bash|go)(?:\n|$))\s*)*` +
 	`(?s)(.*?)(([.!?](\s|$)|[^:\s]\s*\n\s*\n)|\s*(?m:^)Copyright|$)`)
 
 // firstSentence returns the first sentence of a text, on one line.

@@ -674,8 +674,6 @@ class Method:
         # A class with a metaclass may be abstract.
         if type(result) is type and result not in (*TYPES, object) and not writer_of(result):
             problems.append(f"{name}: JSON may have no form for its result {result.__name__}")
-        if inspect.isgeneratorfunction(plain) and "return " not in inspect.getsource(plain):
-            problems.append(f"{name}: what it yields is no result: return it")
         schema = object_schema(self.fields)
         if self.rest:
             schema["additionalProperties"] = self.rest_type.full_schema() or True
