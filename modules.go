@@ -879,7 +879,11 @@ func (r *Registry) checkApproved(s source) (source, error) {
 	again := newScan(r.Roots, r.Served)
 	again.file(source{Root: s.Root, Path: s.Path, Name: s.Name, Kind: s.Kind})
 	found, ok := again.sources[s.key()]
-	if !ok {
+	switch {
+	case ok:
+	case r.Approved == "" && again.has(s):
+		return s, nil // a .mcp.json that can't be read may be half written
+	default:
 		return s, errMoved
 	}
 	r.approval()(&found)

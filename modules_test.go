@@ -538,6 +538,7 @@ func TestConfigReloadsChangedEntries(t *testing.T) {
 	replace(`"one":{`) // half an edit
 	d.awaitLog(t, "at line 1")
 	c.AwaitTools("one_x", "two_pid")
+	check(t, "a call that starts a process", connect(t, d.URL).Call("two_pid", "").Failure(), "")
 	must(t, os.Mkdir(dir+"/sub", 0o755))
 	in := fmt.Sprintf(`"three":{"command":%q,"env":{%q:"good tools=env"},"cwd":"sub"}`,
 		exe, runAsFake)
