@@ -280,13 +280,13 @@ func (r *Registry) Refresh(ctx context.Context, since time.Time) {
 // moved. The caller holds r.scanning.
 func (r *Registry) update(s *scan) {
 	check := r.approval()
-	known := len(r.modules)
+	isMove := false
 	for _, key := range sortedKeys(s.sources) {
 		if found := s.sources[key]; r.Only == nil || r.Only(found.Name) {
+			isMove = isMove || found.Name != "" && r.modules[key] == nil
 			r.compare(found, check)
 		}
 	}
-	isMove := len(r.modules) > known
 	for key, o := range r.modules {
 		wasMissed := o.missed
 		o.missed = !s.has(o.source)

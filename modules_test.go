@@ -411,6 +411,8 @@ func TestListsWaitForTheirScope(t *testing.T) {
 // A module that a scan misses goes on until the next scan, unless its file may have moved.
 func TestMissedModuleGoesOn(t *testing.T) {
 	t.Parallel()
+	unreadable := newScan(nil, nil)
+	unreadable.fail(source{Path: "/w/p/m.usher"}, os.ErrNotExist)
 	for _, tt := range []struct {
 		name  string
 		scans []*scan
@@ -420,6 +422,7 @@ func TestMissedModuleGoesOn(t *testing.T) {
 		{"missed twice", []*scan{scanOf(), scanOf()}, false},
 		{"missed, found, missed", []*scan{scanOf(), scanOf("p"), scanOf()}, true},
 		{"another was found instead", []*scan{scanOf("q")}, false},
+		{"something unreadable was found instead", []*scan{unreadable}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := introspecting(t)
