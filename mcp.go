@@ -599,7 +599,7 @@ const questionKey = "ask"
 // suspendedCall is one call of a client without a session, over all its requests.
 type suspendedCall struct {
 	request request        // a copy of the client's first request; its caller asks through the call
-	held    *reservation   // of the arguments and of the client's answers
+	held    *reservation   // of the arguments
 	asked   chan *question // from ask to next
 	done    chan struct{}  // closed when result and err are set
 	result  object
@@ -736,13 +736,15 @@ func (k *suspendedCalls) resume(r *request) (object, error) {
 	if answer == nil {
 		return q.result, nil
 	}
-	if err := q.call.held.grow(answer.size()); err != nil {
+	held := r.server.memory.reserve(r.principal)
+	if err := held.grow(answer.size()); err != nil {
 		return nil, err
 	}
 	if _, isOpen := k.questions.LoadAndDelete(state); !isOpen { // another request has continued the call
-		q.call.held.shrink(answer.size())
+		held.end()
 		return nil, errStaleState
 	}
+	context.AfterFunc(q.call.request.ctx, held.end)
 	q.call.current.Store(r)
 	q.answer <- answer
 	return q.call.next(r.ctx)
