@@ -251,6 +251,11 @@ func TestAskNeedsAStream(t *testing.T) {
 // A client with a claim has no roots: neither does a module learn that its client has some, nor
 // does the client's answer reach it. A shared server gets roots from nobody.
 func TestClaimHasNoRoots(t *testing.T) {
+	p := newPool(t.Context(), testConfig("m", true))
+	for _, owner := range []*Principal{everyone, aClaim("m")} {
+		caps := newWorker(p, Caller{Principal: owner}).caps
+		check(t, "its process may ask for roots", caps&capRoots != 0, owner == everyone)
+	}
 	long(t)
 	need(t, "python3")
 	dir := t.TempDir()

@@ -378,10 +378,11 @@ func TestProgressHasTheCurrentToken(t *testing.T) {
 }
 
 // suspendedOnce returns calls of which one is suspended, under the state "s".
-func suspendedOnce(m *memory) *suspendedCalls {
+func suspendedOnce(t *testing.T, m *memory) *suspendedCalls {
 	c := &suspendedCall{held: m.reserve(everyone), done: make(chan struct{})}
 	close(c.done) // it ends as soon as it is continued
 	c.request.principal = everyone
+	c.request.ctx = t.Context()
 	q := &question{call: c, answer: make(chan object, 1)}
 	k := &suspendedCalls{}
 	k.questions.Store("s", q)
@@ -395,12 +396,14 @@ func TestStateContinuesOneRequest(t *testing.T) {
 		{"requestState", quote("s")},
 		{"inputResponses", json.RawMessage(`{"ask":{"x":"` + strings.Repeat("x", 4<<20) + `"}}`)},
 	}
-	k := suspendedOnce(newMemory(defaultMaxBody, strangers))
+	m := newMemory(defaultMaxBody, strangers)
+	k := suspendedOnce(t, m)
 	var continued atomic.Int64
 	var requests sync.WaitGroup
 	for range 8 {
 		requests.Go(func() {
 			r := &request{params: params, ctx: t.Context()}
+			r.server = &Server{serverConfig: serverConfig{memory: m}}
 			r.principal = everyone
 			if _, err := k.resume(r); err == nil {
 				continued.Add(1)
@@ -409,6 +412,7 @@ func TestStateContinuesOneRequest(t *testing.T) {
 	}
 	requests.Wait()
 	check(t, "requests that continue the call", continued.Load(), 1)
+	check(t, "bytes that count", m.known.count(everyone), params.object("inputResponses").object("ask").size())
 }
 
 // What a client answers to a module counts for the client until the call ends. An answer that finds
@@ -442,7 +446,7 @@ func TestAnswersToModulesCount(t *testing.T) {
 		check(t, "the second", ask(Message{Result: object{{"x", big}}}), errNoRoom)
 		check(t, "an error instead", ask(Message{Err: &fault{Data: big}}), errNoRoom)
 
-		k := suspendedOnce(m)
+		k := suspendedOnce(t, m)
 		r.params = object{
 			{"requestState", quote("s")},
 			{"inputResponses", object{{"ask", object{{"x", big}}.encode()}}.encode()},
