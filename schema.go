@@ -205,7 +205,7 @@ var protectingTags = []string{"signature", "webhook", "internal", "unshared"}
 var (
 	// tagLine matches a line that begins with a tag, and innerTag a tag inside a line.
 	tagLine  = regexp.MustCompile(`^[\s\pZ]*@([^\s\pZ:{]+):?[\s\pZ]*(?:- )?(.*?)[\s\pZ]*$`)
-	innerTag = regexp.MustCompile(`(?:\S[\s\pZ]+|\p{Cf}|:)@([A-Za-z-]+)(?:[^A-Za-z/-]|$)`)
+	innerTag = regexp.MustCompile(`[\s\pZ\p{Cf}:]@([A-Za-z-]+)(/?)`)
 
 	// noText matches a line that is a rule, with a title (group 1 or 2) or without, or addresses a tool.
 	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck [\w-]+=.*|SPDX-.*|-\*-.*|\.\. \S+::.*|` +
@@ -282,11 +282,13 @@ func (t *docTags) readTag(line string, kind Kind) (effect, rest string) {
 	refuse := func(advice, name string) {
 		t.refused = fmt.Sprintf("%q: %s @%s", logText(strings.TrimSpace(line)), advice, name)
 	}
-	for _, parts := range innerTag.FindAllStringSubmatch(line, -1) {
+	for _, parts := range innerTag.FindAllStringSubmatch(strings.TrimSpace(line), -1) {
 		name, effect := lookupTag(parts[1], kind)
-		if slices.Contains(protectingTags, name) {
+		switch {
+		case parts[2] != "": // a package, such as @internal/tools
+		case slices.Contains(protectingTags, name):
 			refuse("begin a line with", name)
-		} else if strings.Contains(effect, ":") {
+		case strings.Contains(effect, ":"):
 			t.problems = append(t.problems, "begin a line with @"+name)
 		}
 	}

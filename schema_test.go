@@ -107,6 +107,8 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 		`@param x what @signature github K`, `@param x what\n  and @signature github K`,
 		`@webhook a/b @signature github K`, `Takes it. @signature github K`,
 		`@description @signature github K`, `@desc:@signature github K`,
+		`Tags: @readonly, @signature github K`, `Adds. @readonly @signature github K`,
+		`See @see @signature github K`, `  Adds. @idempotent @signature`,
 	} {
 		checkContains(t, doc, withDoc(t, "shell", doc).refused, "begin a line with @signature")
 	}
