@@ -544,6 +544,7 @@ func (r *request) ask(ctx context.Context, method string, params object) (object
 		return nil, err
 	}
 	defer context.AfterFunc(r.ctx, asked.end) // until then, the call may keep the answer
+	defer asked.shrink(params.size())         // but not the question
 	// The id is random, so that a late answer to an earlier daemon matches no request of
 	// this one.
 	id := quote("usher-" + rand.Text())

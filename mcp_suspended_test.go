@@ -442,6 +442,10 @@ func TestAnswersToModulesCount(t *testing.T) {
 			_, err := r.ask(t.Context(), "roots/list", nil)
 			return err
 		}
+		_, err := r.ask(t.Context(), "roots/list", object{{"x", quote(strings.Repeat("x", maxHeldOf/8))}})
+		check(t, "a large question", err, nil)
+		synctest.Wait()
+		check(t, "it counts once it is answered", m.known.count(everyone) > maxHeldOf/8, false)
 		check(t, "the first answer", ask(Message{Result: object{{"x", big}}}), nil)
 		check(t, "the second", ask(Message{Result: object{{"x", big}}}), errNoRoom)
 		check(t, "an error instead", ask(Message{Err: &fault{Data: big}}), errNoRoom)
@@ -451,7 +455,7 @@ func TestAnswersToModulesCount(t *testing.T) {
 			{"requestState", quote("s")},
 			{"inputResponses", object{{"ask", object{{"x", big}}.encode()}}.encode()},
 		}
-		_, err := k.resume(r)
+		_, err = k.resume(r)
 		check(t, "the answer of a client without a session", err, errNoRoom)
 		r.cancel(nil)
 		synctest.Wait()

@@ -16,7 +16,7 @@
 //	an answer, a page                    the reservation of its request  it is written
 //	messages on a stream                 outbox.held                     they are written
 //	a suspended call with its arguments  suspendedCall.held              the call ends
-//	a question to a client               that of request.beginAsk        the call ends
+//	a question to a client               that of request.beginAsk        it is answered
 //	the client's answer                  the same, or that of resume     the call ends
 
 package main
