@@ -339,7 +339,7 @@ export default class Box {
 }
 
 // Instances of the file's classes, and groups of functions at any of three levels, are noted, but no other
-// objects.
+// objects. No getter runs.
 func TestNodeNotesGroups(t *testing.T) {
 	long(t)
 	nodeTestVersion(t)
@@ -355,6 +355,8 @@ export const map = new Map([['f', () => 1]])
 export const bare = Object.create(null)
 export const loop = { a: 1 }
 loop.loop = loop
+export const lazy = { db: { get url() { throw new Error('not set') },
+  client: new Proxy({}, { get() { throw new Error('not connected') } }) } }
 export const f = () => 1
 `
 	write(t, dir+"/a.usher.mjs", file+"export default new Client()\n")
@@ -370,7 +372,7 @@ export const f = () => 1
 	check(t, "notes on default instances", strings.Count(out, "note: default"+onlyFunctions), 2)
 	checkContains(t, "usher modules", out, "note: default is not offered: give it a name\n")
 	checkOmits(t, "usher modules", out, "note: data", "note: url", "note: map", "note: bare", "note: loop",
-		"note: f", "note: Both")
+		"note: lazy", "not set", "not connected", "note: f", "note: Both")
 }
 
 // In TypeScript, a literal as the default of a parameter is its type.

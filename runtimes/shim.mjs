@@ -680,12 +680,14 @@ class Source {
     return clean(LINE_COMMENT.exec(this.text)?.[1] ?? '')
   }
 
-  // isGroup reports whether an exported object is of a class of the file, or has functions, at most
-  // some levels deep.
-  isGroup(object, depth = 3) {
-    const type = object?.constructor
+  // isGroup reports whether an exported value is of a class of the file, or has functions, at most
+  // some levels deep. It calls no getter, which may connect to something or fail.
+  isGroup(value, depth = 3) {
+    const object = Object(value)
+    const type = Object.getPrototypeOf(object)?.constructor
     if (type !== Object) return isClass(type) && this.js.includes(textOf(type))
-    return depth > 0 && Object.values(object).some(v => isFunction(v) || this.isGroup(v, depth - 1))
+    const members = Object.values(Object.getOwnPropertyDescriptors(object)).map(m => m.value)
+    return depth > 0 && members.some(v => isFunction(v) || this.isGroup(v, depth - 1))
   }
 
   // ---- Tools and their schemas
