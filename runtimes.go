@@ -75,7 +75,7 @@ func moduleFile(base string) (name string, kind Kind, ok bool) {
 	}
 	name, ending, found := strings.Cut(base, ".usher")
 	kind, known := moduleEndings[ending]
-	return name, kind, found && known
+	return name, kind, name != "" && found && known
 }
 
 // launch describes how to start a module's process.

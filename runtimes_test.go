@@ -24,7 +24,7 @@ func TestFileNameSaysTheKind(t *testing.T) {
 		"a.usher.mjs": "a node",
 		"a.usher.sh":  "a shell", "a.usher": "a executable", "a-b_1.usher.go": "a-b_1 go",
 		"a.usher.rb": "", "a.go": "", "usher.go": "", "a.usher.go.bak": "", "a.usher~": "",
-		"a.b.usher": "a.b executable",
+		"a.b.usher": "a.b executable", ".usher": "",
 	} {
 		name, kind, ok := moduleFile(file)
 		got := ""
