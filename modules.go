@@ -275,9 +275,9 @@ func (r *Registry) Refresh(ctx context.Context, since time.Time) {
 }
 
 // update tells the owners of modules what a scan has found, and removes the modules that are gone.
-// A module that a scan misses goes on until the next scan, because editors replace files by removing
-// them for a moment. It is removed at once if the scan found a new module, to which its file may have
-// moved. The caller holds r.scanning.
+// A module whose file a scan misses goes on until the next scan, because editors replace files by
+// removing them for a moment. It is removed at once if the scan found a new module, to which its file
+// may have moved. The caller holds r.scanning.
 func (r *Registry) update(s *scan) {
 	check := r.approval()
 	isMove := false
@@ -290,7 +290,12 @@ func (r *Registry) update(s *scan) {
 	for key, o := range r.modules {
 		wasMissed := o.missed
 		o.missed = !s.has(o.source)
-		if !o.missed || !wasMissed && !isMove {
+		path := o.source.Path
+		switch {
+		case !o.missed:
+			continue
+		case s.files[path] == "" && !wasMissed && !isMove: // else its entry is gone, and not the file
+			s.files[path] = "" // a file that comes back has changed
 			continue
 		}
 		if o.source.Name != "" {

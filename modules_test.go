@@ -413,6 +413,8 @@ func TestMissedModuleGoesOn(t *testing.T) {
 	t.Parallel()
 	unreadable := newScan(nil, nil)
 	unreadable.fail(source{Path: "/w/p/m.usher"}, os.ErrNotExist)
+	withoutEntry := newScan(nil, nil)
+	withoutEntry.files["/w/p/m.usher"] = "2"
 	for _, tt := range []struct {
 		name  string
 		scans []*scan
@@ -423,6 +425,7 @@ func TestMissedModuleGoesOn(t *testing.T) {
 		{"missed, found, missed", []*scan{scanOf(), scanOf("p"), scanOf()}, true},
 		{"another was found instead", []*scan{scanOf("q")}, false},
 		{"something unreadable was found instead", []*scan{unreadable}, true},
+		{"its file is there without it", []*scan{withoutEntry}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := introspecting(t)
@@ -700,6 +703,10 @@ func TestScansThatCallsCause(t *testing.T) {
 	scans("can't be listed", false)
 	r.files[path] = "older"
 	scans("has changed", true)
+	must(t, os.Rename(path, path+"~")) // as an editor does
+	r.Refresh(t.Context(), time.Now())
+	must(t, os.Rename(path+"~", path))
+	scans("is back", true)
 	earlier := time.Now()
 	r.Refresh(t.Context(), earlier)
 	last := r.scanned
