@@ -412,7 +412,8 @@ func TestStateContinuesOneRequest(t *testing.T) {
 	}
 	requests.Wait()
 	check(t, "requests that continue the call", continued.Load(), 1)
-	check(t, "bytes that count", m.known.count(everyone), params.object("inputResponses").object("ask").size())
+	size := params.object("inputResponses").object("ask").size()
+	check(t, "bytes that count", m.known.count(everyone), size)
 }
 
 // What a client answers to a module counts for the client until the call ends. An answer that finds
@@ -442,10 +443,12 @@ func TestAnswersToModulesCount(t *testing.T) {
 			_, err := r.ask(t.Context(), "roots/list", nil)
 			return err
 		}
-		_, err := r.ask(t.Context(), "roots/list", object{{"x", quote(strings.Repeat("x", maxHeldOf/8))}})
+		large := object{{"x", quote(strings.Repeat("x", maxHeldOf/8))}}
+		_, err := r.ask(t.Context(), "roots/list", large)
 		check(t, "a large question", err, nil)
 		synctest.Wait()
-		check(t, "it counts once it is answered", m.known.count(everyone) > maxHeldOf/8, false)
+		kept := m.known.count(everyone)
+		check(t, "it counts once it is answered", kept > maxHeldOf/8, false)
 		check(t, "the first answer", ask(Message{Result: object{{"x", big}}}), nil)
 		check(t, "the second", ask(Message{Result: object{{"x", big}}}), errNoRoom)
 		check(t, "an error instead", ask(Message{Err: &fault{Data: big}}), errNoRoom)

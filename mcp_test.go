@@ -147,8 +147,9 @@ func TestProgressKeepsItsToken(t *testing.T) {
 	}
 	all.Wait()
 	quiet := connect(t, d.URL).Ask("tools/call", `{"name":"a_progress","arguments":{"n":1}}`)
-	checkOmits(t, "the answer to a request without a token", quiet.Body, "notifications/progress")
-	checkContains(t, "the answer to a request without a token", quiet.Body, `"result"`)
+	const what = "the answer to a request without a token"
+	checkOmits(t, what, quiet.Body, "notifications/progress")
+	checkContains(t, what, quiet.Body, `"result"`)
 }
 
 // A log message reaches the session of its call or process, unless the session wants less.

@@ -433,7 +433,8 @@ func TestMissedModuleGoesOn(t *testing.T) {
 			for _, s := range tt.scans {
 				r.update(s)
 			}
-			check(t, "it goes on", r.modules["/w/p/m.usher#p"] == first && first.ctx.Err() == nil, tt.want)
+			isSame := r.modules["/w/p/m.usher#p"] == first
+			check(t, "it goes on", isSame && first.ctx.Err() == nil, tt.want)
 		})
 	}
 }
@@ -514,10 +515,12 @@ func TestListsBelongToProcesses(t *testing.T) {
 	c.Call("own_crash", "")
 	c.AwaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
 	other.Call("own_grow", "")
-	other.AwaitTools("own_crash", "own_extra1", "own_grow", "own_late", "shared_extra1", "shared_grow")
+	other.AwaitTools(
+		"own_crash", "own_extra1", "own_grow", "own_late", "shared_extra1", "shared_grow")
 	d.stop(t)
 	d = daemonOptions{base: d.Base}.startReady(t, dir) // which knows the modules from the cache
-	connect(t, d.URL).AwaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
+	c = connect(t, d.URL)
+	c.AwaitTools("own_crash", "own_grow", "own_late", "shared_extra1", "shared_grow")
 }
 
 // An edit of a .mcp.json restarts the changed entries only. Half an edit changes nothing.
@@ -544,7 +547,8 @@ func TestConfigReloadsChangedEntries(t *testing.T) {
 	replace(`"one":{`) // half an edit
 	d.awaitLog(t, "at line 1")
 	c.AwaitTools("one_x", "two_pid")
-	check(t, "a call that starts a process", connect(t, d.URL).Call("two_pid", "").Failure(), "")
+	another := connect(t, d.URL)
+	check(t, "a call that starts a process", another.Call("two_pid", "").Failure(), "")
 	must(t, os.Mkdir(dir+"/sub", 0o755))
 	in := fmt.Sprintf(`"three":{"command":%q,"env":{%q:"good tools=env"},"cwd":"sub"}`,
 		exe, runAsFake)

@@ -82,16 +82,17 @@ func TestSlipsInTagsAreReported(t *testing.T) {
 		`@param {string} a\n@param {'x'|'y'} b\n@param {integer[][]} c\n@param d`: "",
 		`@param {int} a\n@param {bool[]} b`: "@param {int} a: " + wantType +
 			"; @param {bool[]} b: " + wantType,
-		"@param {string" + tenLists + "} a":            "@param {string" + tenLists + "} a: " + wantType,
-		`@description @readonly`:                       "begin a line with @readonly",
-		`Reads it (@read-only)`:                        "",
+		"@param {string" + tenLists + "} a":   "@param {string" + tenLists + "} a: " + wantType,
+		`@description @readonly`:              "begin a line with @readonly",
+		`Reads it (@read-only)`:               "",
+		`Reads it. @read-only`:                "begin a line with @readonly",
+		`@param {'a'|string} a`:               "@param {'a'|string} a: " + wantType,
+		`@arg $@ string x`:                    "@param $@ string x: want {type} name text",
+		`@arg $1 string x\n@arg $12 int`:      "@param {int} arg12: " + wantType,
+		`@param {string}`:                     "@param {string}: want {type} name text",
+		`Mail a@param.example, or @parameter`: "",
+
 		`Looks up npm:@internal/tools, or @internal/x`: "",
-		`Reads it. @read-only`:                         "begin a line with @readonly",
-		`@param {'a'|string} a`:                        "@param {'a'|string} a: " + wantType,
-		`@arg $@ string x`:                             "@param $@ string x: want {type} name text",
-		`@arg $1 string x\n@arg $12 int`:               "@param {int} arg12: " + wantType,
-		`@param {string}`:                              "@param {string}: want {type} name text",
-		`Mail a@param.example, or @parameter`:          "",
 	} {
 		check(t, doc, strings.Join(withDoc(t, "shell", doc).problems, "; "), want)
 		check(t, doc+" in a program", len(withDoc(t, "server", doc).problems), 0)

@@ -512,7 +512,8 @@ func FuzzPresentedCode(f *testing.F) {
 		r.Header = http.Header{claimHeader: {header}, "Authorization": {authorization}}
 		code, presents := presentedCode(r)
 		inURL, slip := claimInQuery(query)
-		token, isBearer := strings.CutPrefix(strings.TrimSpace(strings.ToLower(authorization)), "bearer")
+		lower := strings.TrimSpace(strings.ToLower(authorization))
+		token, isBearer := strings.CutPrefix(lower, "bearer")
 		token = strings.TrimSpace(token)
 		several := strings.Contains(authorization, ",") &&
 			regexp.MustCompile(`(?i)(^|,)[\pZ\s\v\x{85}]*bearer`).MatchString(authorization)
