@@ -289,6 +289,8 @@ func TestLostStateIsToldOnce(t *testing.T) {
 			c.End()
 		}
 		pass(2 * sweepTime)
+		b.m.pool.mu.Lock()
+		defer b.m.pool.mu.Unlock()
 		check(t, "what is remembered of ended sessions", len(b.m.pool.lost), 0)
 	})
 }
