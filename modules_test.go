@@ -241,12 +241,14 @@ func TestPartsAreFollowed(t *testing.T) {
 	}
 }
 
-// A file is a part only if scans search its folder. A file that is loaded after an edit of another
-// part does not hide the edit.
+// A file is a part only if scans search its folder, also if the served DIR is a link. A file that is
+// loaded after an edit of another part does not hide the edit.
 func TestPartsAreAdded(t *testing.T) {
-	dir := t.TempDir()
-	r := registryOf(t, registryConfig{Roots: []string{dir}})
-	o := r.addOwner(source{Name: "m", Path: dir + "/m.usher.py", Root: dir})
+	dir := tempDir(t)
+	link := t.TempDir() + "/link"
+	must(t, os.Symlink(dir, link))
+	r := registryOf(t, registryConfig{Roots: []string{link}})
+	o := r.addOwner(source{Name: "m", Path: link + "/m.usher.py", Root: link})
 	w := testWorker(kindPython, false, Caller{})
 	defer w.cancel()
 	part := dir + "/a.py"

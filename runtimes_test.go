@@ -230,6 +230,24 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 	<-stopped
 }
 
+// A link that is turned to another name of the same file is another version: its folder is another.
+func TestTurnedLinkIsAVersion(t *testing.T) {
+	dir := tempDir(t)
+	write(t, dir+"/a/m.usher.py", "def f(): pass\n")
+	must(t, os.Mkdir(dir+"/b", 0o755))
+	must(t, os.Link(dir+"/a/m.usher.py", dir+"/b/m.usher.py"))
+	link := dir + "/link/m.usher.py"
+	must(t, os.Mkdir(dir+"/link", 0o755))
+	version := func(folder string) string {
+		os.Remove(link)
+		must(t, os.Symlink(dir+folder+"/m.usher.py", link))
+		return scanFolders([]string{dir + "/link"}, nil).sources[link+"#m"].Version
+	}
+	first := version("/a")
+	check(t, "the version has changed", first != version("/b"), true)
+	check(t, "it is the first again", first == version("/a") && first != "", true)
+}
+
 // A folder that can't be read at the moment keeps its modules. One that is gone does not.
 func TestUnreadableFilesKeepTheirModules(t *testing.T) {
 	s := newScan(nil, nil)
