@@ -138,6 +138,33 @@ func TestHandshakeGoesBack(t *testing.T) {
 	}
 }
 
+// A server without sessions that was too slow for its first request is asked once more what it is.
+func TestSlowServerIsDiscovered(t *testing.T) {
+	inSync(t, func(t *testing.T) {
+		w := testWorker(kindExecutable, true, Caller{})
+		defer w.cancel()
+		go func() {
+			isFirst := true
+			for waitFor(w.ctx, w.queued) == nil {
+				for line := range strings.Lines(w.takeAll()) {
+					msg, _ := parseMessage([]byte(line))
+					switch {
+					case msg.Method == "initialize":
+						w.handle(&Message{ID: msg.ID, Err: rpcErrorf(codeNoMethod, "no sessions")})
+					case msg.Method == "server/discover" && isFirst: // it is not answered
+						isFirst = false
+					case msg.Method == "server/discover":
+						result := objectOf(`{"supportedVersions":["` + statelessProtocol + `"]}`)
+						w.handle(&Message{ID: msg.ID, Result: result})
+					}
+				}
+			}
+		}()
+		check(t, "the handshake", w.handshake(t.Context(), false), nil)
+		check(t, "it has no sessions", w.stateless, true)
+	})
+}
+
 // A server that does not answer the request for one of its lists keeps what it has listed before.
 func TestSilentListIsGivenUp(t *testing.T) {
 	for _, silent := range []string{"tools/list", "prompts/list", "resources/list"} {
