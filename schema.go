@@ -209,7 +209,7 @@ var (
 
 	// noText matches a line that is a rule, with a title (group 1 or 2) or without, or addresses a tool.
 	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck [\w-]+=.*|SPDX-.*|-\*-.*|\.\. \S+::.*|` +
-		`(?:[-#=/─━═]{2,}\s([\w\pL][^|\n]*?)\s)?[-#=/─━═]{3,}|([\w\pL][^|\n]*?)\s[-#=/─━═]{4,})$`)
+		`(?:[-#=/─━═]{2,}\s([\w\pL][^|\n]*?)\s)?[-#=/─━═]{3,}|([\w\pL][^|\n]*?)\s[-#=/─━═]{4,})[ \t]*$`)
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
@@ -272,7 +272,7 @@ func parseDoc(doc string, kind Kind) docTags {
 	if t.returns != "" {
 		text = append(text, "Returns: "+t.returns)
 	}
-	t.description = strings.TrimSpace(strings.Join(text, "\n"))
+	t.description = strings.Trim(strings.Join(text, "\n"), " \t\n")
 	return t
 }
 
