@@ -138,20 +138,25 @@ func TestWebhookFailures(t *testing.T) {
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
 	checkError(t, "a crash beside it", <-held, 502)
 
-	// A sender that hangs up does not end its call.
-	ctx, hangUp := context.WithCancel(t.Context())
-	req, err := d.hookRequest("POST", "other/handleGone", `{}`)
-	must(t, err)
-	gone := make(chan error, 1)
-	go func() {
-		_, err := hookClient.Do(req.WithContext(ctx))
-		gone <- err
-	}()
-	d.awaitLog(t, "fake: began handleGone")
-	hangUp()
-	check(t, "the sender has an answer", <-gone == nil, false)
-	d.deliver(t, "other/handleRelease", `{}`)
-	d.awaitLog(t, `method=handleGone note="the sender hung up" status=200`)
+	// A sender that hangs up does not end its call. usher may notice only after the call that the
+	// sender has gone.
+	await(t, "a call that goes on without its sender", func() bool {
+		const begun = "fake: began handleGone"
+		before := d.logged(begun)
+		ctx, hangUp := context.WithCancel(t.Context())
+		req, err := d.hookRequest("POST", "other/handleGone", `{}`)
+		must(t, err)
+		gone := make(chan error, 1)
+		go func() {
+			_, err := hookClient.Do(req.WithContext(ctx))
+			gone <- err
+		}()
+		await(t, "its start", func() bool { return d.logged(begun) > before })
+		hangUp()
+		check(t, "the sender has an answer", <-gone == nil, false)
+		d.deliver(t, "other/handleRelease", `{}`)
+		return d.logged(`method=handleGone note="the sender hung up" status=200`) > 0
+	})
 	checkOmits(t, "the log", d.Log.String(), "fake: cancelled handleGone")
 }
 
