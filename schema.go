@@ -209,7 +209,8 @@ var (
 
 	// noText matches a line that is a rule, with a title (group 1 or 2) or without, or addresses a tool.
 	noText = regexp.MustCompile(`(?mi)^[ \t]*(?:shellcheck [\w-]+=.*|SPDX-.*|-\*-.*|\.\. \S+::.*|` +
-		`(?:[-#=/─━═]{2,}\s([\w\pL][^|\n]*?)\s)?[-#=/─━═]{3,}|([\w\pL][^|\n]*?)\s[-#=/─━═]{4,})[ \t]*$`)
+		`(?:[-#=/─━═]{2,}\s([\w\pL][^|\n]*?)\s)?[-#=/─━═]{3,}|` +
+		`([\w\pL][^|\n]*?)\s[-#=/─━═]{4,})[ \t]*$`)
 	returnType = regexp.MustCompile(`^(\{.*\}\s*)?(- )?`)
 )
 
