@@ -275,9 +275,9 @@ func (r *Registry) Refresh(ctx context.Context, since time.Time) {
 }
 
 // update tells the owners of modules what a scan has found, and removes the modules that are gone.
-// A module whose file a scan misses goes on until the next scan, because editors replace files by
-// removing them for a moment. It is removed at once if the scan found a new module, to which its file
-// may have moved. The caller holds r.scanning.
+// If a scan does not find a module's file, the module stays until the next scan, because editors remove
+// a file for a moment to replace it. If the scan found a new module, the file may have moved: then update
+// removes the old module at once. The caller holds r.scanning.
 func (r *Registry) update(s *scan) {
 	check := r.approval()
 	isMove := false
@@ -407,8 +407,8 @@ func (r *Registry) addOwner(found source) *moduleOwner {
 	return o
 }
 
-// do changes the module's state, unless the module has been removed. If change panics, the module
-// fails: nobody must wait for it.
+// do changes the module's state, unless the module has been removed. If change panics, do
+// marks the module as failed, so that no caller waits for it.
 func (o *moduleOwner) do(change func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -877,9 +877,10 @@ func (r *Registry) approval() func(*source) {
 	}
 }
 
-// checkApproved reads a source again, and returns it as it is now. The error says why it can't run. If
-// the file is gone, or the source's path now leads to another file, the error is errMoved: the source
-// has the scope of the file that it was found as.
+// checkApproved reads a source again and returns its present state. The error says why the source can't
+// run. It is errMoved if the file is gone, or if the source's path now leads to another file, because
+// the source has the scope of the file that a scan found. Without approvals, checkApproved accepts an
+// entry of a .mcp.json that can't be read at the moment.
 func (r *Registry) checkApproved(s source) (source, error) {
 	again := newScan(r.Roots, r.Served)
 	again.file(source{Root: s.Root, Path: s.Path, Name: s.Name, Kind: s.Kind})
@@ -887,7 +888,7 @@ func (r *Registry) checkApproved(s source) (source, error) {
 	switch {
 	case ok:
 	case r.Approved == "" && again.has(s):
-		return s, nil // a .mcp.json that can't be read may be half written
+		return s, nil // the .mcp.json may be half written
 	default:
 		return s, errMoved
 	}

@@ -410,7 +410,7 @@ func TestListsWaitForTheirScope(t *testing.T) {
 	})
 }
 
-// A module that a scan misses goes on until the next scan, unless its file may have moved.
+// If a scan does not find a module, the module stays until the next scan, unless its file may have moved.
 func TestMissedModuleGoesOn(t *testing.T) {
 	t.Parallel()
 	unreadable := newScan(nil, nil)
@@ -441,7 +441,7 @@ func TestMissedModuleGoesOn(t *testing.T) {
 	}
 }
 
-// A module whose state can't be changed because of a defect of usher is not pending for ever.
+// A panic while usher changes the state of a module makes the module fail, so it does not stay pending.
 func TestPanicFailsTheModule(t *testing.T) {
 	t.Parallel()
 	r := introspecting(t)

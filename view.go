@@ -48,7 +48,7 @@ type Catalog struct {
 	modules []*Module // sorted by source and name
 
 	mu    sync.Mutex
-	views map[viewKey]func() *View // each builds the view once: nobody else waits for a large one
+	views map[viewKey]func() *View // each builds its view once, without the lock
 }
 
 // viewKey identifies a view of a catalog.

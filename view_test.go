@@ -19,7 +19,7 @@ func TestViewsAreForgotten(t *testing.T) {
 	check(t, "an empty list", string(c.View(scopeAll(), nil).Lists["tools"]), `[]`)
 }
 
-// Nobody waits for the view of another scope, which may be large, while it is built.
+// A large view delays only its own callers: the catalog is not locked while it is built.
 func TestViewsAreBuiltApart(t *testing.T) {
 	c := newCatalog(nil)
 	isFree := false

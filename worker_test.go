@@ -596,7 +596,7 @@ func TestLateAnswerToAnAskIsDropped(t *testing.T) {
 	})
 }
 
-// A call that ends while its client is asked releases its slot for good.
+// If a call ends while a question to its client is open, the call's slot is released and not taken again.
 func TestCallThatEndsInAnAskReleasesItsSlot(t *testing.T) {
 	inSync(t, func(t *testing.T) {
 		w := testWorker(kindPython, false, Caller{})
